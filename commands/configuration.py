@@ -17,6 +17,7 @@ from ssdplan.plans.errors import UsageError
 from ssdplan.plans.files import read_bounded
 
 from .parsing.command import Command
+from .parsing.suggestions import aliases
 from .resolved import checked, flag_of, seen_from
 
 SUFFIXES = (".yaml", ".yml")
@@ -43,7 +44,7 @@ def read_configuration(path: Path, command: Command) -> dict[str, Any]:
 
     Paths are relative to the file, and `~` is the user's home. Raises UsageError, one line: the file, the line, the key
     and what is wrong."""
-    entries, lines = _entries(path)
+    entries, lines = _entries(path, command)
     options = checked(
         command,
         entries,
@@ -89,8 +90,10 @@ def _at_home(path: Path, source: Path) -> Path:
         raise UsageError(f"{source}: {path}: no home of this user is known") from error
 
 
-def _entries(path: Path) -> tuple[dict[str, OptionValue], dict[str, int]]:
-    """What the file says under each key, and in which line. Raises UsageError."""
+def _entries(path: Path, command: Command) -> tuple[dict[str, OptionValue], dict[str, int]]:
+    """What the file says under each key, by the command's own name for it, and in which line. Raises UsageError."""
+    own = [key_of(param) for param in command.params]
+    others = aliases(own)
     entries: dict[str, OptionValue] = {}
     lines: dict[str, int] = {}
     events = _Events(path)
@@ -100,6 +103,7 @@ def _entries(path: Path) -> tuple[dict[str, OptionValue], dict[str, int]]:
         if not isinstance(event, yaml.ScalarEvent):
             raise UsageError(f"{events.here}: a key is the name of an option, not a list or a mapping")
         key = _one_line(event.value)[:MOST_SHOWN]
+        key = others.get(key.replace("_", "-"), key)
         if key in entries:
             raise UsageError(f"{events.here}: {key}: was given in line {lines[key]} already")
         lines[key] = events.line

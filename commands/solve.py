@@ -79,6 +79,7 @@ class Options:
     plots: Path | None
     csv: Path | None
     json: bool
+    full: bool
     quiet: bool
     output: Path | None
     given: frozenset[str] = frozenset()
@@ -247,6 +248,11 @@ def _output() -> tuple[click.Option, ...]:
         click.Option(["--plots"], type=DIRECTORY, metavar="DIR", help="with --sweep, also draw it here (PNG) [none]"),
         of.csv_option("with --sweep, also write the table here"),
         click.Option(["--json"], is_flag=True, help="print the plan, or the sweep, as JSON"),
+        click.Option(
+            ["--full"],
+            is_flag=True,
+            help="print all of the plan, as ssdplan show does, and what an estimate rests on [the first ten lines]",
+        ),
         of.quiet_option(),
         click.Option(
             ["-o", "--output"],
@@ -321,14 +327,18 @@ def _one_plan(
     from ssdplan.planner.program.lp_files import LpFiles
     from ssdplan.planner.solve import solve_and_build
     from ssdplan.plans.views.plan_text import describe_plan
+    from ssdplan.plans.views.screen import describe_briefly
 
     title = f"{measured.model.name} on {measured.machine.name}"
     programs = LpFiles(options.write_lp, title) if options.write_lp is not None else None
     plan, schedule = solve_and_build(measured, request, watch=programs)
     replaced = save_plan(plan, output) if output else ""
     if not options.quiet:
-        text = describe_plan(plan, schedule)
-        of.print_document(plan, text + describe_notes(measured) if what_if else text, options.json)
+        more = f"ssdplan show {output}" if output else "--full"
+        text = describe_briefly(plan, schedule, more)
+        if options.full:
+            text = describe_plan(plan, schedule) + (describe_notes(measured) if what_if else "")
+        of.print_document(plan, text, options.json)
     line = ProgressLine("solve")
     too_large = "" if what_if else _beyond(plan)
     for note in (too_large or _not_available(plan, measured, request), replaced):

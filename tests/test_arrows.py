@@ -28,7 +28,14 @@ RIVAL_PROCESSES = {"torch_arm.py", "estimator_arm.py", "deepspeed_arm.py", "fsdp
 
 
 ROOMS = {
-    "plans": (("views/page", "views/plots"), ("views",), ("analysis", "schedule"), ("graph",), ("documents",), (".",)),
+    "plans": (
+        ("views/page", "views/plots", "views/screen"),
+        ("views",),
+        ("analysis", "schedule"),
+        ("graph",),
+        ("documents",),
+        (".",),
+    ),
     "planner": ((".",), ("explain",), ("fit",), ("program",), ("predict", "catalogue")),
     "executor": (
         (".",),

@@ -1,11 +1,10 @@
 """Suggestions: the option that was probably meant by a name that a command does not know.
 
-Owns the names that users of TRL and transformers know, and how near a misspelt name must be. It suggests only what
-means the same: a name that merely looks alike would be believed.
+Owns the names that users of TRL and transformers know, which of them are taken for ours, and how near a misspelt name
+must be. It suggests only what means the same: a name that merely looks alike would be believed.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from difflib import SequenceMatcher
 
 import click
 
@@ -65,6 +64,23 @@ SAME: dict[str, tuple[str, str]] = {
     "torch-dtype": ("profile", "precision"),
 }
 """What others call it -> the command that has it here, and its name there."""
+ALIASES = frozenset(
+    {
+        *("learning-rate", "lr-scheduler-type", "adam-beta1", "adam-beta2", "adam-epsilon"),
+        *("output-dir", "max-steps", "num-train-epochs", "save-steps", "eval-steps"),
+        *("per-device-train-batch-size", "gradient-accumulation-steps", "max-grad-norm"),
+        *("model-name-or-path", "max-length", "max-seq-length", "train-file", "validation-file"),
+    }
+)
+"""Of these the names that mean the very same, with the same values: a command takes them for its own, and help leaves
+them out. The others are only suggested: `warmup-ratio` is one of our `warmup-steps` below 1 alone, and `batch-size` is
+many things."""
+
+
+def aliases(own: Collection[str]) -> dict[str, str]:
+    """What a command with the long options `own` takes besides: others' name -> its own, without dashes."""
+    return {name: SAME[name][1] for name in sorted(ALIASES) if SAME[name][1] in own and name not in own}
+
 
 _WHOLE = "adapters and quantised weights are not trained; --freeze of ssdplan profile trains a part of a model"
 ELSEWHERE: dict[str, str] = {
@@ -123,6 +139,8 @@ def _near(name: str, known: Collection[str]) -> list[str]:
     if begun:
         ended = [each for each in known if each.endswith(f"-{name}")]
         return [*begun[:MOST_NAMED], *ended[:1]]
+    from difflib import SequenceMatcher  # here: help does without
+
     ratios = {each: SequenceMatcher(None, name, each).ratio() for each in known}
     return sorted((each for each in known if ratios[each] >= NEAR), key=lambda each: -ratios[each])[:MOST_NAMED]
 

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import click
 
+from .suggestions import aliases
 from .types import Value
 
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
@@ -105,12 +106,17 @@ def spelled(param: click.Parameter) -> str:
 
 
 def _options(ctx: click.Context) -> dict[str, click.Option]:
-    return {
+    own = {
         flag: param
         for param in ctx.command.get_params(ctx)
         if isinstance(param, click.Option)
         for flag in (*param.opts, *param.secondary_opts)
     }
+    others = aliases([flag.removeprefix("--") for flag in own if flag.startswith("--")])
+    also: dict[str, click.Option] = {}
+    for other, name in others.items():
+        also |= dict.fromkeys((f"--{other}", f"--{other.replace('-', '_')}"), own[f"--{name}"])
+    return also | own
 
 
 def _is_value(word: str, known: Mapping[str, click.Option]) -> bool:

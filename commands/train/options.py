@@ -36,6 +36,7 @@ LEFT_OUT: dict[str, dict[str, str]] = {
         **dict.fromkeys(("sweep", "plots", "csv"), "a sweep trains nothing"),
         "json": _ITS_OWN,
         "output": _ITS_OWN,
+        "full": "ssdplan show RUN prints all of the plan",
         "quiet": "train says what it has to say",
     },
     "run": {

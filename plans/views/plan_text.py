@@ -57,7 +57,7 @@ def describe_plan(plan: Plan, schedule: Schedule, cache: Beside | None = None) -
     found = blocks(schedule)
     bound = f"{duration(prediction.step_seconds)} a step, {number(prediction.tokens_per_second)} tokens/s."
     if not prediction.ssd_bytes:
-        bound += " The ssd is not used in a step: all fits in memory, and ssdplan is for what does not."
+        bound = f"You do not need ssdplan here: all training state fits in memory, and a step uses no ssd. {bound}"
     return page(
         title,
         [*wrapped(bound), *wrapped(f"What bounds it: {clean(prediction.bound_by)}."), *estimated(plan.machine, model)],

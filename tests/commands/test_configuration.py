@@ -73,7 +73,7 @@ def test_a_configuration_may_say_nothing(tmp_path, text):
         ("eval_every: 3\n", 1, "eval_every: unknown key; did you mean eval-every?"),
         ("no-pack: true\n", 1, "did you mean pack?"),
         ("lora: 3\n", 1, "lora: unknown key; adapters and quantised weights"),
-        ("learning_rate: 1\n", 1, "learning_rate: unknown key; did you mean lr?"),
+        ("lr_scheduler: 1\n", 1, "lr_scheduler: unknown key; did you mean lr-schedule?"),
         ("host-memory: 8GiB\n", 1, "host-memory: unknown key; that is an option of ssdplan solve"),
         ("\n\nfoo: 4\n", 3, "foo: unknown key; ssdplan run --help has all"),
         ("lr: fast\n", 1, "lr: 'fast' is not a number"),

@@ -347,7 +347,7 @@ def test_the_command_line_is_this(tmp_path):
         "train": "--model --data --out --steps --epochs --from-profile --host-memory --global-batch --lr --volume",
         "solve": "--host-memory --device-memory --global-batch --max-ssd-write-per-step "
         "--optimizer-states --clip-grad-norm "
-        "--schedule --micro-batch-size --micro-batches --delay-ratio --residency --json --quiet --output "
+        "--schedule --micro-batch-size --micro-batches --delay-ratio --residency --json --full --quiet --output "
         "--model --gpu --ssd --cpu --link --figure --sequence-length --micro-batch-sizes --precision --sweep --plots "
         "--csv --solver --write-lp",
         "show": "--plots --html --trace --csv --json",

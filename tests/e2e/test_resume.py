@@ -156,7 +156,7 @@ def test_a_part_of_a_model_is_trained_stopped_and_exported(home, tmp_path):
 
     residency = ["--residency", "optimizer=0.5,parameters=0", "--delay-ratio", 0.4]
     solve = ["solve", "p.json", "--host-memory", "64MiB", "--global-batch", 4]
-    plan = ssdplan(*solve, *residency, "-o", "plan.json", cwd=tmp_path)
+    plan = ssdplan(*solve, *residency, "--full", "-o", "plan.json", cwd=tmp_path)
     assert "no layer below block.2 runs backward" in plan.stdout
     assert "of all elements: model.layers.[01].* *.2.mlp.* *embed_tokens*" in plan.stdout
     train = ["--data", home / "rows.jsonl", "--lr", "3e-3", "--seed", 3]

@@ -1,0 +1,72 @@
+"""The first screen of a plan: what decides whether to train by it, in about ten lines.
+
+Owns which figures those are, and their words. `views/plan_text.py` has everything else.
+"""
+
+from ...analysis.memory_usage import snapshot_store_bytes
+from ...analysis.wear import lifetime, wear
+from ...documents.plan import Plan
+from ...graph.ops import Schedule
+from ...units import format_bytes, format_enough
+from ..quantities import count, decimal, duration, estimated, number, times
+from ..tables import clean, facts, page, short, wrapped
+
+NOT_NEEDED = "You do not need ssdplan here: all training state fits in memory, and a step uses no ssd."
+
+
+def describe_briefly(plan: Plan, schedule: Schedule, more: str) -> str:
+    """What `plan` takes and gives. `schedule` is its own; `more` says where the rest is."""
+    p, d, model = plan.prediction, plan.decision, plan.model
+    title = f"Plan: {short(model.name, 34)}, {count(model.parameters)} parameters, on {short(plan.machine.name, 34)}"
+    opening = [
+        ("" if p.ssd_bytes else f"{NOT_NEEDED} ")
+        + f"{duration(p.step_seconds)} a step, {number(p.tokens_per_second)} tokens/s.",
+        *estimated(plan.machine, model),
+    ]
+    ranks = f" on each of {d.ranks} ranks" if d.ranks > 1 else ""
+    least = min((row.least_bytes for row in plan.least if row.budget == "host memory"), default=None)
+    figures = [
+        ("bound by", short(p.bound_by, 70)),
+        (
+            "batch",
+            f"{times(d.rows, 'row')} of {d.sequence_length} tokens: "
+            f"{times(d.micro_batches, 'micro-batch', 'micro-batches')} of {d.micro_batch_size}{ranks}",
+        ),
+        (
+            "host memory",
+            f"{format_enough(p.peak_host_bytes)} of {format_bytes(d.host_budget_bytes)}"
+            + (f"; the least for this batch is {format_enough(least)}" if least else ""),
+        ),
+        *(
+            []
+            if d.unified_memory
+            else [
+                ("device memory", f"{format_enough(p.peak_device_bytes)} of {format_bytes(d.device_budget_bytes)}"),
+            ]
+        ),
+        *([("whole process", format_enough(p.peak_process_bytes))] if p.peak_process_bytes is not None else []),
+    ]
+    if p.ssd_bytes:
+        moved = f"reads {format_bytes(p.ssd_read_bytes)} of ssd and writes {format_bytes(p.ssd_write_bytes)}"
+        figures += [
+            ("store on ssd", format_bytes(p.ssd_bytes) + _with_snapshots(plan, schedule)),
+            ("a step", moved),
+            ("drive wear", _worn(plan)),
+        ]
+    figures.append(("more", clean(more)))
+    return page(title, [*(line for words in opening for line in wrapped(words)), *facts(*figures)])
+
+
+def _with_snapshots(plan: Plan, schedule: Schedule) -> str:
+    if plan.decision.zeroth_order:
+        return ""
+    return f", with snapshots {format_bytes(snapshot_store_bytes(schedule))}"
+
+
+def _worn(plan: Plan) -> str:
+    p = plan.prediction
+    if not p.ssd_write_bytes:
+        return "none: a step writes nothing"
+    worn = wear(plan.machine, p.ssd_write_bytes, p.step_seconds)
+    lasts = "profile --endurance SIZE says how long it lasts" if worn.days is None else f"lasts {lifetime(worn.days)}"
+    return f"{decimal(worn.bytes_a_day)} a day without a pause; {lasts}"
