@@ -431,7 +431,9 @@ def _what_if(options: Options) -> "WhatIf | Profile":
         raise UsageError("name a profile, or a what-if: --model NAME --gpu NAME --ssd NAME --host-memory SIZE")
     needed = {"--gpu": options.gpu, "--ssd": options.ssd, "--host-memory": options.host_memory}
     if missing := [name for name, value in needed.items() if value in _NOT_GIVEN]:
-        raise UsageError(f"--model {options.model}: a what-if also needs {', '.join(missing)}")
+        there = is_path(options.model)
+        measured = f"; or measure it with ssdplan profile {options.model}, and give solve the profile" if there else ""
+        raise UsageError(f"--model {options.model}: a what-if also needs {', '.join(missing)}{measured}")
     assert options.gpu is not None and options.host_memory is not None, "neither is missing"
     return WhatIf(
         model=shape_of_path(Path(options.model)) if is_path(options.model) else options.model,

@@ -191,10 +191,10 @@ def test_a_what_if_has_the_memory_that_it_names(profile: Path) -> None:
     invoked("solve", *machine, "--gpu", "none", "--host-memory", "8GiB", "--device-memory", "1TiB")
 
 
-def test_a_directory_is_no_name_of_the_catalogue(profile: Path) -> None:
+def test_a_directory_can_be_measured_too(profile: Path) -> None:
     Path("weights").mkdir()
     told = invoked("solve", "--model", "weights", "--gpu", "rtx-4090", code=UsageError.exit_code)
-    assert "--model weights: is a directory" in told and "ssdplan profile weights" in told
+    assert "--model weights: a what-if also needs --ssd, --host-memory" in told and "ssdplan profile weights" in told
 
 
 def test_the_first_budget_that_a_profile_names_fits_model_and_machine() -> None:
