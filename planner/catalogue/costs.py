@@ -82,7 +82,10 @@ class Costs:
             forward,
             backward + self._accumulation(elements),
             forward_workspace=e * tokens * width,
-            backward_workspace=saved + e * tokens * (h + i) + max(gradients, e * tokens * i),
+            backward_workspace=max(
+                saved + e * tokens * (h + i) + max(gradients, e * tokens * i),
+                saved - tokens * self._saved_of_mlp() + self._attention_workspace(),
+            ),
             saved=saved,
         )
         return timing.model_copy(update={"rungs": tuple(self._rungs(timing))})
@@ -118,19 +121,28 @@ class Costs:
             backward_workspace_bytes=self._with_margin(choice.backward_workspace(tokens)),
         )
 
+    def _attention_workspace(self) -> int:
+        """Bytes of a fused backward: gradients of its output, queries, keys and values, fp32 sums of the latter three,
+        and two numbers a head and token."""
+        wide = self.shape.heads * self.shape.head_dim
+        return self.tokens * (4 * self.element * wide + 12 * wide + 8 * self.shape.heads)
+
+    def _saved_of_mlp(self) -> int:
+        """Of what autograd keeps, bytes a token."""
+        kept = {"gpt2": 5, "opt": 1}.get(self.shape.form, 4)  # GELU by its formula keeps every step
+        return kept * self.element * self.shape.intermediate
+
     def _saved(self) -> int:
         """Bytes that autograd keeps of a block: norms, attention, MLP and, for rows with padding, the mask."""
         shape, e = self.shape, self.element
-        h, i, wide = shape.hidden, shape.intermediate, shape.heads * shape.head_dim
+        h, wide = shape.hidden, shape.heads * shape.head_dim
         attention = 4 * e * wide + 4 * shape.heads + e * self.length
         if shape.layer_norm:
             norms = 3 * e * h + 4 * e
-            mlp = e * i * (5 if shape.form == "gpt2" else 1)  # GELU by its formula keeps every step
         else:
             upcast = 1 if self.precision == "fp32" else 2  # RMSNorm computes in fp32
             norms = 4 * h * upcast + 4 * e * h + 8
-            mlp = 4 * e * i
-        return self.tokens * (norms + attention + mlp)
+        return self.tokens * (norms + attention + self._saved_of_mlp())
 
     def embedding(self) -> Timing:
         shape, e, tokens = self.shape, self.element, self.tokens

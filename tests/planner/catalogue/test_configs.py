@@ -12,11 +12,15 @@ from click.testing import CliRunner
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
 
 from ssdplan import cli
+from ssdplan.executor.model.model import open_model
 from ssdplan.planner.catalogue.configs import MOST_BYTES, is_path, shape_of_path
+from ssdplan.planner.catalogue.costs import Compute
 from ssdplan.planner.catalogue.families import FAMILIES
 from ssdplan.planner.catalogue.shapes import Shape, remarks_of
+from ssdplan.planner.catalogue.whatif import estimate_model
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import UsageError
+from tests.extent import FULL
 
 IN_IMAGES = {
     "gemma3": "gemma3_text",
@@ -130,6 +134,26 @@ def test_a_shape_has_the_tensors_of_transformers_own_model(kind: str, fields: di
     assert ends == counted(shape, lambda: (*shape.embedding(), *shape.shared(), *shape.head()))
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert (shape.hidden, shape.vocab) == (48, 320)
+
+
+STREAMED = ("bloom", "qwen3_moe")
+"""Odd ends, and experts; all families in full."""
+
+
+@pytest.mark.parametrize("kind", ALONE if FULL else STREAMED)
+def test_its_states_are_those_that_stream(kind: str, tmp_path: Path) -> None:
+    """Those of the same model when it is opened to train, name by name. Blocks that attend otherwise than each other
+    have a class each there, and one in a what-if."""
+    model = AutoModelForCausalLM.from_config(configuration(kind, {}))
+    model.save_pretrained(tmp_path)
+    real = open_model(tmp_path, torch.float32)
+    made = estimate_model(
+        shape_of_path(tmp_path), Compute(1e12, 1e11, 1e12, 0.0), precision="fp32", sequence_length=32,
+        micro_batch_sizes=(1,),
+    )  # fmt: skip
+    assert [(state.name, state.elements) for state in made.states] == [(s.name, s.elements) for s in real.states]
+    assert [(layer.name, layer.states) for layer in made.layers] == [(s.name, s.states) for s in real.layers]
+    assert made.architecture == real.architecture
 
 
 @pytest.mark.parametrize("kind", IN_IMAGES)
