@@ -23,14 +23,14 @@ MOST_BYTES = 4 << 20
 """Of a config.json; the largest known, with a label for each class of a large classifier, has less than one MiB."""
 NAME = "config.json"
 MOST = {
-    "layers": 2048,
+    "layers": 4096,
     "heads": 65_536,
-    "width": 1 << 20,
-    "vocabulary": 1 << 24,
+    "width": 262_144,
+    "vocabulary": 4_194_304,
     "positions": 1 << 24,
     "experts": 65_536,
 }
-"""Of each size; models that anybody has are far below."""
+"""Of each size; models that anybody has are far below. Layers, widths and vocabularies as in a directory to train."""
 _SIZES = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "n_embed"),
     "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),

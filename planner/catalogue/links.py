@@ -39,12 +39,17 @@ LINKS = (
     ),
     Link(
         "pcie-5.0-x16",
-        assumed(
-            50.2e9,
+        Figure(
+            56.3e9,
             "bytes/s",
-            "twice what PCIe 4.0 reaches, as by the standard; the way back was measured at 52.8 (nvbandwidth issue 24)",
+            "nvbandwidth on RTX 5090 (github.com/tinygrad/open-gpu-kernel-modules issue 29); 63.0 by the standard",
         ),
-        Figure(52.8e9, "bytes/s", "nvbandwidth on H100 (github.com/NVIDIA/nvbandwidth issue 24); 63.0 by the standard"),
+        Figure(
+            52.8e9,
+            "bytes/s",
+            "nvbandwidth on H100 (github.com/NVIDIA/nvbandwidth issue 24), and 57.3 on RTX 5090 (github.com/tinygrad/"
+            "open-gpu-kernel-modules issue 29)",
+        ),
     ),
     Link(
         "nvlink-c2c",
