@@ -24,7 +24,7 @@ from .reading.places import At, unsaid
 from .rendering import sample_tokens
 from .samples.clock import timed
 from .samples.conversations import chat_template
-from .samples.formats import samples
+from .samples.formats import CHATS, samples
 from .samples.notes import Tally
 from .token_cache import counted, write_cache
 from .tokens import end_tokens, token_pieces, tokenizer_identity
@@ -64,7 +64,7 @@ def is_chat(tokenizer: Any, format: str) -> bool:
 
 
 def _template(tokenizer: Any, format: str) -> str | None:
-    return chat_template(tokenizer) if format in ("messages", "alpaca") else None
+    return chat_template(tokenizer) if format in CHATS else None
 
 
 def digests_of(tokenizer: Any, format: str, append_eos: bool = False) -> dict[str, str]:

@@ -90,7 +90,7 @@ class Chat:
         """The conversation as the template writes it. Raises UsageError, with the sample's place."""
         if self._template is None:
             raise UsageError(
-                f"{sample.place}: `messages` need a chat template, and {self._name} has none; copy chat_template.jinja "
+                f"{sample.place}: messages need a chat template, and {self._name} has none; copy chat_template.jinja "
                 "of a model of its family into it, or give rows of `prompt` and `completion`"
             )
         messages = list(sample.messages)
@@ -111,7 +111,20 @@ class Chat:
             *_unlearnt(messages, text, found, spans),
             *self._special(messages, text, found),
         )
-        return Rendering(text, spans, lacks)
+        return Rendering(text, self._behind_prompt(sample, text, spans), lacks)
+
+    def _behind_prompt(self, sample: Conversation, text: str, spans: Spans) -> Spans:
+        """The spans that lie behind the messages that were given. Raises UsageError where that cannot be told."""
+        given = list(sample.messages[: sample.given])
+        if not any(message["role"] == "assistant" for message in given):
+            return spans
+        asked = self._text(sample, given, add_generation_prompt=True)
+        if not text.startswith(asked):
+            raise UsageError(
+                f"{sample.place}: the chat template writes the prompt otherwise when the completion follows it "
+                f"({_difference(asked, text)}), so what is learnt cannot be told; give the row as `messages`"
+            )
+        return tuple(span for span in spans if span[0] >= len(asked))
 
     def _special(self, messages: list[dict[str, str]], text: str, found: "_Found | None") -> Iterator[tuple[str, str]]:
         """The first special token that stands in the text of a message: a kind of note. A message may begin or end a

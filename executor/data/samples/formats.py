@@ -1,6 +1,6 @@
 """Formats: what the fields of a row mean, and which format a data set has.
 
-Owns the four formats, how one is recognised by its fields, and what is wrong with a row of it. How a sample becomes
+Owns the formats, how one is recognised by its fields, and what is wrong with a row of it. How a sample becomes
 text and tokens is in `data/rendering.py`.
 """
 
@@ -29,12 +29,25 @@ from .notes import AMBIGUOUS, HELD_OUT, UNREAD, Tally
 FORMATS = {
     "text": ("text",),
     "completion": ("prompt", "completion"),
+    "chat-completion": ("prompt", "completion"),
     "messages": ("messages",),
+    "conversations": ("conversations",),
     "alpaca": ("instruction", "output"),
 }
-"""The fields that a row of each format must have."""
+"""The fields that a row of each format must have. A chat-completion is a completion whose two fields are lists of
+messages, as TRL's conversational prompts and completions; conversations are ShareGPT's."""
+CHATS = ("chat-completion", "messages", "conversations", "alpaca")
+"""Formats of conversations, which go through a chat template; alpaca where there is one."""
 _OPTIONAL = {"alpaca": ("input",), "messages": ("tools",)}
 _MESSAGE_FIELDS = ("role", "content")
+_TURN_FIELDS = ("from", "value")
+"""The same in ShareGPT's conversations."""
+_SPEAKERS = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "model", "chatgpt", "bing", "bard"), "assistant"),
+    **dict.fromkeys(("system", "tool", "developer")),
+}
+"""Who speaks in ShareGPT's conversations -> the role; None: the same word."""
 _CONTENTS = (
     *("system", "system_prompt", "history", "context", "functions", "documents", "chat_template_kwargs"),
     *("image", "images", "audio", "audios", "video", "videos"),
@@ -66,6 +79,8 @@ class Conversation:
     messages: tuple[dict[str, str], ...]
     unread: tuple[str, ...] = ()
     """As of a completion."""
+    given: int = 0
+    """Messages at the beginning that are a prompt: nothing of them is learnt, whoever speaks."""
 
 
 Sample = Document | Completion | Conversation
@@ -104,16 +119,23 @@ def _format_of(file: Path, asked: str | None) -> str | None:
     place, names = first
     if asked:
         _require(place, names, asked)
-        return asked
+        return _of_lists(file) if asked == "completion" else asked
     fitting = _fitting(names)
     if not fitting:
         others = ", nor those of another format: " + "; ".join(
-            " and ".join(f"`{name}`" for name in fields) for fields in list(FORMATS.values())[1:]
+            " and ".join(f"`{name}`" for name in fields) for fields in dict.fromkeys(list(FORMATS.values())[1:])
         )
         raise UsageError(f"{place}: the row has no field `text` (its fields: {listed(names)}){others}")
     if len(fitting) > 1:
         raise ambiguous(f"{place}: its fields ({listed(names)})", _either(fitting))
-    return fitting[0]
+    return _of_lists(file) if fitting[0] == "completion" else fitting[0]
+
+
+def _of_lists(file: Path) -> str:
+    """Which of the two formats of prompts and completions a file has, by its first row."""
+    first = next(rows(file, FORMATS["completion"]), None)
+    lists = first is not None and all(isinstance(first.fields.get(name), list) for name in FORMATS["completion"])
+    return "chat-completion" if lists else "completion"
 
 
 def ambiguous(what: str, formats: str) -> UsageError:
@@ -123,7 +145,8 @@ def ambiguous(what: str, formats: str) -> UsageError:
 
 def _fitting(names: Iterable[str]) -> list[str]:
     """The formats that a row with these fields may have."""
-    return [format for format, fields in FORMATS.items() if set(fields) <= set(names)]
+    named = {format: fields for format, fields in FORMATS.items() if format != "chat-completion"}
+    return [format for format, fields in named.items() if set(fields) <= set(names)]
 
 
 def _either(formats: Iterable[str]) -> str:
@@ -211,7 +234,13 @@ def _sample(row: Row, format: str, as_chat: bool) -> Sample:
     if format == "completion":
         return Completion(row.place, _field(row, "prompt"), _field(row, "completion"), _unread(row))
     if format == "messages":
-        return Conversation(row.place, _messages(row), _unread(row))
+        return Conversation(row.place, _messages(row, "messages"), _unread(row))
+    if format == "conversations":
+        return Conversation(row.place, _messages(row, "conversations"), _unread(row))
+    if format == "chat-completion":
+        prompt, answer = (_listed(row, name) for name in FORMATS[format])
+        _require_assistant(row, answer)
+        return Conversation(row.place, (*prompt, *answer), _unread(row), given=len(prompt))
     return _alpaca(row, as_chat)
 
 
@@ -231,33 +260,57 @@ def _field(row: Row, name: str) -> str:
     return string(row.place, f"the field `{name}`", row.fields[name])
 
 
-def _messages(row: Row) -> tuple[dict[str, str], ...]:
+def _messages(row: Row, field: str) -> tuple[dict[str, str], ...]:
+    found = _listed(row, field)
+    _require_assistant(row, found)
+    return found
+
+
+def _listed(row: Row, field: str) -> tuple[dict[str, str], ...]:
+    """The messages of a field."""
     if row.fields.get("tools"):
         raise UsageError(
             f"{row.place}: the row has `tools`, which are not rendered; render them into a message yourself"
         )
-    messages = row.fields["messages"]
+    messages = row.fields[field]
     if not isinstance(messages, list):
-        raise UsageError(f"{row.place}: the field `messages` is {json_name(messages)}; it must be a list of messages")
-    found = tuple(_message(row.place, number, message) for number, message in enumerate(messages, start=1))
-    if not any(message["role"] == "assistant" for message in found):
+        raise UsageError(f"{row.place}: the field `{field}` is {json_name(messages)}; it must be a list of messages")
+    read = _turn if field == "conversations" else _message
+    return tuple(read(row.place, number, message) for number, message in enumerate(messages, start=1))
+
+
+def _require_assistant(row: Row, messages: Iterable[dict[str, str]]) -> None:
+    if not any(message["role"] == "assistant" for message in messages):
         raise UsageError(f"{row.place}: no message has the role `assistant`, so nothing to learn; take the row away")
-    return found
 
 
-def _message(place: str, number: int, message: Any) -> dict[str, str]:
+def _turn(place: str, number: int, message: Any) -> dict[str, str]:
+    """A message of a ShareGPT conversation, which may also be written as others are."""
+    if not isinstance(message, dict) or not any(name in message for name in _TURN_FIELDS):
+        return _message(place, number, message)
+    found = _message(place, number, message, _TURN_FIELDS)
+    speaker = found["from"]
+    if speaker not in _SPEAKERS:
+        raise UsageError(
+            f"{place}: message {number} is from {speaker[:40]!a}, which is none of {', '.join(sorted(_SPEAKERS))}; "
+            "render it into a message of one of these, or take the row away"
+        )
+    return {"role": _SPEAKERS[speaker] or speaker, "content": found["value"]}
+
+
+def _message(place: str, number: int, message: Any, fields: tuple[str, str] = _MESSAGE_FIELDS) -> dict[str, str]:
     if not isinstance(message, dict):
         raise UsageError(f"{place}: message {number} is {json_name(message)}; it must be an object")
     for name, value in message.items():
-        if name not in _MESSAGE_FIELDS and not _is_nothing(value):
+        if name not in fields and not _is_nothing(value):
             raise UsageError(
                 f"{place}: message {number} has a field `{_on_a_line(name)}`, which is not rendered; put it into its "
-                "`content`, or take it away"
+                f"`{fields[1]}`, or take it away"
             )
-    for name in _MESSAGE_FIELDS:
+    for name in fields:
         if name not in message:
             raise UsageError(f"{place}: message {number} has no field `{name}` (its fields: {listed(message)})")
-    return {name: string(place, f"`{name}` of message {number}", message[name]) for name in _MESSAGE_FIELDS}
+    return {name: string(place, f"`{name}` of message {number}", message[name]) for name in fields}
 
 
 def _alpaca(row: Row, as_chat: bool) -> Sample:

@@ -295,7 +295,7 @@ NO_ANSWER = [{"role": "user", "content": "?"}]
 @pytest.mark.parametrize(
     ("template", "rows", "why"),
     [
-        (None, [{"messages": TALK}], r"a\.jsonl:1: `messages` need a chat template, and .* has none"),
+        (None, [{"messages": TALK}], r"a\.jsonl:1: messages need a chat template, and .* has none"),
         (STRICT, [{"messages": TALK}, {"messages": TALK[1:]}], r"a\.jsonl:2: .*refuses.*a system message comes first"),
         (FORGETFUL, [{"messages": TALK[1:3]}, {"messages": TALK}], r"a\.jsonl:2: .*writes message 3 otherwise"),
         (CHATML, [{"messages": TALK[2:]}], r"a\.jsonl:1: the assistant speaks first"),
@@ -570,6 +570,11 @@ def test_a_table_says_what_its_rows_would_say(tmp_path: Path, tokenizer: Any, ki
         "text": [{"text": f"row {i} " * (i + 1)} for i in range(150)],
         "completion": [{"prompt": f"row {i}", "completion": f" is {i}"} for i in range(150)],
         "messages": [{"messages": TALK}, {"messages": TALK[1:3]}] * 40,
+        "conversations": [
+            {"conversations": [{"from": "human", "value": f"row {i}"}, {"from": "gpt", "value": "dog"}]}
+            for i in range(150)
+        ],
+        "chat-completion": [{"prompt": TALK[:2], "completion": TALK[2:3]}] * 40,
         "alpaca": [{"instruction": f"row {i}", "input": None if i % 2 else "x", "output": "dog"} for i in range(150)],
     }[format]
     path = TABLES[kind](tmp_path)(pyarrow.Table.from_pylist([{**row, "id": i} for i, row in enumerate(rows)]))
@@ -757,3 +762,69 @@ def test_a_table_with_any_bytes_changed_is_trained_on_or_refused(tmp_path, token
         content[place % len(content)] ^= change
     path.write_bytes(content)
     accepted(path, tokenizer)
+
+
+# What TRL and ShareGPT call a conversation
+
+SAID = [("system", "Be brief."), ("human", "What is read?"), ("gpt", "A layer."), ("user", "And?"), ("model", "Fox.")]
+ROLES = {"human": "user", "gpt": "assistant", "model": "assistant"}
+
+
+def test_a_sharegpt_conversation_is_the_conversation_of_the_same_messages(tmp_path: Path, tokenizer: Any) -> None:
+    tokenizer.chat_template = CHATML
+    turns = {"conversations": [{"from": speaker, "value": text} for speaker, text in SAID]}
+    messages = {"messages": [{"role": ROLES.get(speaker, speaker), "content": text} for speaker, text in SAID]}
+    other = {"conversations": messages["messages"]}
+    turned, plain, mixed = (
+        load(write(tmp_path / f"{number}.jsonl", [row]), tokenizer)
+        for number, row in enumerate((turns, messages, other))
+    )
+    assert (turned.format, plain.format, mixed.format) == ("conversations", "messages", "conversations")
+    assert learnt(turned, tokenizer) == learnt(plain, tokenizer) == learnt(mixed, tokenizer)
+    assert learnt(turned, tokenizer)[1] == ["A layer.<|im_end|>", "Fox.<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("turns", "says"),
+    [
+        ([{"from": "narrator", "value": "a"}], "message 1 is from 'narrator', which is none of assistant, "),
+        ([{"from": "human", "value": "a"}], "no message has the role `assistant`"),
+        ([{"from": "gpt"}], "message 1 has no field `value`"),
+        (
+            [{"from": "gpt", "value": "a", "weight": 1}],
+            "a field `weight`, which is not rendered; put it into its `value`",
+        ),
+        ({"from": "gpt"}, "the field `conversations` is an object; it must be a list"),
+    ],
+)
+def test_a_wrong_sharegpt_conversation_is_refused(tmp_path: Path, tokenizer: Any, turns: Any, says: str) -> None:
+    tokenizer.chat_template = CHATML
+    with pytest.raises(UsageError, match=re.escape(says)):
+        load(write(tmp_path / "a.jsonl", [{"conversations": turns}]), tokenizer)
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_of_a_prompt_of_messages_nothing_is_learnt(tmp_path: Path, tokenizer: Any, template: str) -> None:
+    """Also where the assistant speaks in it; the text is that of the whole conversation."""
+    tokenizer.chat_template = template
+    talk = [{"role": ROLES.get(speaker, speaker), "content": text} for speaker, text in SAID]
+    row = {"prompt": talk[:4], "completion": talk[4:]}
+    given = load(write(tmp_path / "a.jsonl", [row]), tokenizer)
+    whole = load(write(tmp_path / "b.jsonl", [{"messages": talk}]), tokenizer)
+    assert given.format == "chat-completion"
+    assert learnt(given, tokenizer)[0] == learnt(whole, tokenizer)[0]
+    assert learnt(given, tokenizer)[1] == ["Fox.<|im_end|>"] == learnt(whole, tokenizer)[1][-1:]
+    first = load(write(tmp_path / "c.jsonl", [{"prompt": talk[:2], "completion": talk[2:]}]), tokenizer)
+    assert learnt(first, tokenizer)[1][-2:] == ["A layer.<|im_end|>", "Fox.<|im_end|>"]
+
+
+def test_prompts_of_text_and_of_messages_are_not_mixed(tmp_path: Path, tokenizer: Any) -> None:
+    tokenizer.chat_template = CHATML
+    lists = {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}
+    texts = {"prompt": "a", "completion": "b"}
+    with pytest.raises(UsageError, match=r"a\.jsonl:2: the field `prompt` is a string; it must be a list"):
+        load(write(tmp_path / "a.jsonl", [lists, texts]), tokenizer)
+    with pytest.raises(UsageError, match=r"a\.jsonl:2: the field `prompt` is a list; it must be a string"):
+        load(write(tmp_path / "a.jsonl", [texts, lists]), tokenizer, format="completion")
+    with pytest.raises(UsageError, match="no message has the role `assistant`"):
+        load(write(tmp_path / "a.jsonl", [{**lists, "completion": lists["prompt"]}]), tokenizer)
