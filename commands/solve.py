@@ -427,7 +427,7 @@ def _what_if(options: Options) -> "WhatIf | Profile":
         if without_profile:
             raise UsageError(f"{without_profile[0]} is for a what-if, without a profile: {options.profile} says it all")
         return Profile.load(options.profile)
-    if options.model is None:
+    if not options.model:
         raise UsageError("name a profile, or a what-if: --model NAME --gpu NAME --ssd NAME --host-memory SIZE")
     needed = {"--gpu": options.gpu, "--ssd": options.ssd, "--host-memory": options.host_memory}
     if missing := [name for name, value in needed.items() if value in _NOT_GIVEN]:

@@ -6,6 +6,7 @@ from typing import Any
 import click
 import pytest
 
+from ssdplan import cli
 from ssdplan.commands import run
 from ssdplan.commands.configuration import read_configuration
 from ssdplan.commands.resolved import as_kept, restored
@@ -20,7 +21,7 @@ def of_paths() -> list[tuple[str, click.Parameter]]:
         (name, param)
         for name in CONTEXTS
         for param in params(name)
-        if set((param.metavar or "").strip("[]").split("|")) & set(PATHS)
+        if set((param.metavar or "").strip("[]").split("|")) & set(PATHS) and param.metavar != "NAME|PATH"
     ]
 
 
@@ -35,6 +36,11 @@ def test_no_option_takes_an_empty_path() -> None:
         ("ssdplan train", "eval_data", ""),
         ("ssdplan run", "eval_data", ""),
     ], "where it means none"
+
+
+def test_an_empty_name_of_a_model_is_no_directory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["solve", "--model", "", "--gpu", "rtx-4090"]) == 2
+    assert "name a profile, or a what-if" in capsys.readouterr().err
 
 
 def test_no_option_that_takes_a_path_is_forgotten() -> None:

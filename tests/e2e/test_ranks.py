@@ -56,7 +56,9 @@ def test_ranks_are_planned_shown_and_trained(home: Path, tmp_path: Path) -> None
         if event["ph"] == "X" and event["name"].startswith(("gather", "exchange")):
             ends[event["pid"] // 3].append((event["ts"], event["ts"] + event["dur"]))
     pairs = list(zip(*(sorted(each) for each in ends.values()), strict=True))
-    assert len(pairs) > 4 and all(mine[0] < other[1] and other[0] < mine[1] for mine, other in pairs), "on one clock"
+    late = 2e5  # microseconds by which a busy machine may tell ranks of the instant that they share
+    apart = [max(mine[0] - other[1], other[0] - mine[1]) for mine, other in pairs]
+    assert len(pairs) > 4 and max(apart) < late, "on one clock"
     report = json.loads((out / "report.json").read_text())
     assert len(report["ranks"]) == 2 and all(rank["ssd_written_bytes"] > 0 for rank in report["ranks"])
 

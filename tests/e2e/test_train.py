@@ -15,7 +15,7 @@ from tests.bounds import HANG_SECONDS
 from tests.made.models import make_model, make_tokenizer
 from tests.warm import ENVIRONMENT
 
-TRAIN = ("train", "--model", "model", "--data", "rows.jsonl", "--seconds", "1", "--host-memory", "3MiB", "--out", "run")
+TRAIN = ("train", "--model", "model", "--data", "rows.jsonl", "--seconds", "1", "--host-memory", "2MiB", "--out", "run")
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_one_command_trains_stops_goes_on_and_repeats_nothing(home: Path) -> Non
     rows = int(said.split(" row(s) of ")[0].rsplit(" ", 1)[1])
     assert kept.steps == -(-40 * rows // plan.decision.rows)
     assert plan.prediction.ssd_write_bytes, "the budget holds not all"
-    assert plan.decision.host_budget_bytes == 3 << 20 and prepared.given == ("host_memory", "model", "seconds")
+    assert plan.decision.host_budget_bytes == 2 << 20 and prepared.given == ("host_memory", "model", "seconds")
     assert prepared.planned["global_batch"] == str(plan.decision.rows)
     for words in (
         "train: chosen: --global-batch ", "--device cpu", "--snapshot-minutes 10", "tokens/s", "a step takes ",

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from ssdplan.executor.device.emulated import EmulatedDevice
+from ssdplan.executor.model import layout
 from ssdplan.executor.model import model as models
 from ssdplan.executor.model.layout import LayerSpec, StateSpec
 from ssdplan.executor.model.model import open_model
@@ -30,7 +31,7 @@ def in_halves(layers: tuple[LayerSpec, ...], states: tuple[StateSpec, ...]) -> L
         placed[index] = tuple(range(len(made), len(made) + len(parts)))
         for number, tensors in enumerate(parts):
             name = f"{state.name}.{number}" if len(parts) > 1 else state.name
-            made.append(models._state(name, [(tensor.name, tensor.shape) for tensor in tensors], state.frozen))
+            made.append(layout._state(name, [(tensor.name, tensor.shape) for tensor in tensors], state.frozen))
     return tuple(
         dataclasses.replace(layer, states=tuple(part for index in layer.states for part in placed[index]))
         for layer in layers
@@ -38,11 +39,11 @@ def in_halves(layers: tuple[LayerSpec, ...], states: tuple[StateSpec, ...]) -> L
 
 
 def test_a_block_of_two_states_trains_as_one_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory, laid_out = prepare(tmp_path), models._lay_out
+    directory, laid_out = prepare(tmp_path), models.lay_out
     seen = []
     for name, count in (("one", 1), ("two", 2)):
         if count == 2:
-            monkeypatch.setattr(models, "_lay_out", lambda *given: in_halves(*laid_out(*given)))
+            monkeypatch.setattr(models, "lay_out", lambda *given: in_halves(*laid_out(*given)))
         model = open_model(directory / "llama", torch.bfloat16)
         assert [len(layer.states) for layer in model.layers[1:-1]] == [count] * 3
         plan = make_plan(

@@ -34,6 +34,7 @@ def profile_of(**changes: Any) -> Profile:
         "host_memory_bytes": 32 * GIB,
         "sequence_length": 1024,
         "micro_batch_sizes": (4,),
+        "figures": {"gpu.efficiency": 0.8, "gpu.passes": 0.01},  # of kernels that are fused: to recompute is dear
     }
     return estimate(WhatIf(**(usual | changes)))
 

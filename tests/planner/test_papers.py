@@ -180,7 +180,7 @@ def test_the_horizontal_plateau_is_lower_unless_its_micro_batches_are_large() ->
     larger ones do. With the compute of the paper's own GPU, GPT-65B, its 1.96 is beyond what ours gives the perfectly
     overlapped schedule; with the catalogue's faster one, GPT-175B, its 2.53 is about what ours gives (papers.md).
     """
-    for name, within, hidden in (("gpt-65b", (1.0, 1.96), 0.97), ("gpt-175b", (2.53, 2.8), 1.05)):
+    for name, within, hidden in (("gpt-65b", (1.0, 1.96), 0.92), ("gpt-175b", (2.53, 2.8), 0.995)):
         ratios = [over_horizontal(name, size) for size in (1, SMALL_ROWS, ROWS)]
         assert ratios == sorted(ratios, reverse=True)
         assert within[0] < ratios[1] < within[1]
