@@ -197,7 +197,7 @@ def test_a_horizontal_plan_is_solved_shown_and_run(home, tmp_path):
     plan = tmp_path / "plan.json"
     shown = ssdplan(
         "solve", "profile.json", "--host-memory", "64MiB", "--global-batch", 4, "--micro-batch-size", 1,
-        "--schedule", "horizontal", "--residency", "optimizer=0.5,parameters=0.5", "-o", plan, cwd=home,
+        "--schedule", "horizontal", "--residency", "optimizer=0.5,parameters=0.5", "-o", plan, "--full", cwd=home,
     ).stdout  # fmt: skip
     assert re.search(r"horizontal, backward recomputes (all|part) of a", shown)
     out = tmp_path / "run"

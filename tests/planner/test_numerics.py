@@ -158,7 +158,7 @@ def test_fp16_delays_every_update_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main([*COMMAND, "--precision", "fp16", "-o", "plan.json"]) == 0
+    assert cli.main([*COMMAND, "--precision", "fp16", "-o", "plan.json", "--full"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "1: 100% of each layer's update" in shown and "overflow in fp16 needs all gradients" in shown
     plan = Plan.load(Path("plan.json"))
@@ -169,7 +169,9 @@ def test_the_command_line_takes_both_choices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main([*COMMAND, "--optimizer-states", "bf16", "--clip-grad-norm", "0.75", "-o", "plan.json"]) == 0
+    assert (
+        cli.main([*COMMAND, "--optimizer-states", "bf16", "--clip-grad-norm", "0.75", "-o", "plan.json", "--full"]) == 0
+    )
     shown = capsys.readouterr().out
     assert "adamw, states in bf16" in shown and "the gradients' norm to 0.75" in shown
     assert "clipping by the global norm needs all gradients" in shown
