@@ -435,7 +435,8 @@ class Search:
                     delay_ratio=bound.delay_ratio,
                     program_seconds=bound.seconds,
                     compute_tokens_per_second=tokens / self._compute_seconds(candidate),
-                    io_tokens_per_second=tokens / io.seconds,
+                    # The placement that the bound is of takes no longer without compute, wherever that was found.
+                    io_tokens_per_second=tokens / min(io.seconds, bound.seconds),
                     simulated=candidate in exact,
                 )
             )
