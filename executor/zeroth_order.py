@@ -118,5 +118,5 @@ def table_rows(plan: Plan, model: StreamedModel, device: Device) -> TableRows | 
             "so; profile it, and solve again"
         )
     state, table = found
-    most = table.most_elements(plan.decision.tokens) // table.row_elements
+    most = table.most_elements(plan.decision.rank_tokens) // table.row_elements
     return TableRows(state, model.states[state].tensors[0].name, table.row_elements, most, device.torch_device)

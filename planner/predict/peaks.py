@@ -116,7 +116,7 @@ def _numbers_bytes(model: Model, decision: Decision) -> int:
     if not (decision.zeroth_order and decision.zeroth_order.by_rows):
         return 0
     table = next(state.table for state in model.states if state.table)
-    return NUMBER_BYTES * table.most_elements(decision.tokens) // table.row_elements
+    return NUMBER_BYTES * table.most_elements(decision.rank_tokens) // table.row_elements
 
 
 def _passing_bytes(schedule: Schedule) -> int:

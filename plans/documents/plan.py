@@ -218,6 +218,11 @@ class Decision(Sparing):
         return self.rows * self.sequence_length
 
     @property
+    def rank_tokens(self) -> int:
+        """Of a step of one rank, padding included."""
+        return self.tokens // self.ranks
+
+    @property
     def updates_wait(self) -> bool:
         """Whether no update may begin before a step's last gradient is there."""
         return bool(needs_all_gradients(self.precision, self.clip_grad_norm))

@@ -31,8 +31,8 @@ class Rows:
 
     @property
     def elements(self) -> int:
-        """Of the rows of a step's tokens, at most."""
-        return rows_elements(self._emission.model, self._emission.decision.tokens)
+        """Of the rows of a rank's tokens in a step, at most."""
+        return rows_elements(self._emission.model, self._emission.decision.rank_tokens)
 
     @property
     def there(self) -> Region:

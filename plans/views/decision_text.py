@@ -93,7 +93,7 @@ def _without_gradients(plan: Plan) -> list[tuple[str, str]]:
 def _rows(plan: Plan) -> str:
     """Of the table that comes by rows."""
     table = next(state.table for state in plan.model.states if state.table)
-    most = table.most_elements(plan.decision.tokens) // table.row_elements
+    most = table.most_elements(plan.decision.rank_tokens) // table.row_elements
     return f"at most {count(most)} of {count(table.rows)} rows come; host updates the table where it lives"
 
 

@@ -58,6 +58,7 @@ def profile_of(**choices: Any) -> Profile:
     st.booleans(),
     st.sampled_from([0, 0, 1, 7]),
     st.booleans(),
+    st.sampled_from([1, 1, 3]),
 )
 def test_counts_what_the_graph_moves_to_the_byte(
     model: Model,
@@ -69,9 +70,11 @@ def test_counts_what_the_graph_moves_to_the_byte(
     masters: bool,
     grains: int,
     by_rows: bool,
+    ranks: int,
 ) -> None:
     """With parameters whole on one side nothing is rounded: bytes of all four resources, on average over steps; in
-    pieces of so many `grains` as well, and with a table by rows, which lives on host wherever the others do."""
+    pieces of so many `grains` as well, and with a table by rows, which lives on host wherever the others do. Each of
+    several ranks moves what one does that has its micro-batches."""
     by_rows = by_rows and model.table is not None
     masters = masters and model.precision != "fp32"
     zeroth = ZerothOrder(
@@ -82,7 +85,7 @@ def test_counts_what_the_graph_moves_to_the_byte(
         piece_elements=grains * GRAIN,
         by_rows=by_rows,
     )
-    decision = decide(model, micro_batches=n, parameters=float(on_host), zeroth_order=zeroth)
+    decision = decide(model, micro_batches=n, parameters=float(on_host), zeroth_order=zeroth, ranks=ranks)
     schedule = build_schedule(model, decision)
     work = Work(micro_batch_size=1, micro_batches=n, schedule="zeroth-order", optimizer_states="fp32",
                 zeroth_order=zeroth)  # fmt: skip
@@ -266,6 +269,17 @@ def test_a_table_comes_by_rows_where_a_step_is_shorter_so() -> None:
     words = Words(plan, schedule, None)
     running = Standing(schedule.steady, 0, 0.0, ((0, 0.0),))
     assert f"take rows of {state.name} ({format_bytes(decision.tokens * row)} of {state.name})" in words(running, 1.0)
+
+
+def test_of_several_ranks_each_brings_the_rows_of_its_own_tokens() -> None:
+    model = made_model(blocks=2, vocab=8192)
+    zeroth, taken, peaks = ZerothOrder(by_rows=True), [], []
+    for ranks in (1, 3):
+        decision = decide(model, micro_batches=2, parameters=1.0, zeroth_order=zeroth, ranks=ranks)
+        schedule = build_schedule(model, decision)
+        taken.append([op.nbytes for op in schedule.steady.ops if isinstance(op, TakeRows)])
+        peaks.append(predict_peaks(schedule, model, decision).device)
+    assert taken[0] == taken[1] and len(taken[0]) == 1 and peaks[0] == peaks[1]
 
 
 def test_a_table_comes_whole_where_rows_cannot_come_or_gain_nothing() -> None:
