@@ -32,7 +32,7 @@ from ..graph.ops import RESOURCES, Buffer, Region, Schedule, Tier
 from ..schedule.homes import device_tier
 from ..units import format_bytes, format_enough
 from . import cache_text, decision_text, saved_text
-from .quantities import amount, bar, count, decimal, duration, estimated, number, percent, signed, times
+from .quantities import amount, bar, count, decimal, duration, estimated, number, percent, signed, times, without_ssd
 from .tables import COLUMNS, NAME_COLUMNS, Row, aligned, clean, facts, page, short, table, wrapped
 
 LIVES: tuple[Tier, Tier] = ("host", "ssd")
@@ -56,8 +56,7 @@ def describe_plan(plan: Plan, schedule: Schedule, cache: Beside | None = None) -
     title = f"Plan: {short(model.name, 34)}, {count(model.parameters)} parameters, on {short(plan.machine.name, 34)}"
     found = blocks(schedule)
     bound = f"{duration(prediction.step_seconds)} a step, {number(prediction.tokens_per_second)} tokens/s."
-    if not prediction.ssd_bytes:
-        bound = f"You do not need ssdplan here: all training state fits in memory, and a step uses no ssd. {bound}"
+    bound = without_ssd(plan) + bound
     return page(
         title,
         [*wrapped(bound), *wrapped(f"What bounds it: {clean(prediction.bound_by)}."), *estimated(plan.machine, model)],

@@ -3,6 +3,7 @@
 Owns how a figure looks. It knows no document but what says whether a figure was measured.
 """
 
+from ..documents.plan import Plan
 from ..documents.profile import Machine, Model
 from ..units import format_bytes, format_seconds
 
@@ -100,3 +101,13 @@ def rate(bytes_per_second: float) -> str:
 
 def times(number_of: int, one: str, many: str = "") -> str:
     return f"{number_of:,} {one if number_of == 1 else many or one + 's'}"
+
+
+def without_ssd(plan: Plan) -> str:
+    """What is said first of a plan that uses no ssd; empty of others."""
+    if plan.prediction.ssd_bytes:
+        return ""
+    states = plan.decision.placement.values()
+    on_device = all(each.parameters_device == 1.0 and (each.frozen or each.optimizer_device == 1.0) for each in states)
+    needless = "ssdplan" if on_device or plan.decision.unified_memory else "an ssd"
+    return f"You do not need {needless} here: all training state fits in memory, and a step uses no ssd. "

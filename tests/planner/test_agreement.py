@@ -125,7 +125,7 @@ def test_reasons_agree_with_tables_whatever_is_asked(name: str) -> None:
     check(plan)
     text = describe_plan(plan, schedule)
     first = text.split("\n\n")[0]
-    assert ("You do not need ssdplan here" in " ".join(first.split())) == (not plan.prediction.ssd_bytes)
+    assert ("You do not need" in " ".join(first.split())) == (not plan.prediction.ssd_bytes)
     (kept,) = [line for line in text.splitlines() if line.startswith("  with snapshots")]
     store = format_bytes(snapshot_store_bytes(schedule, keep=2))
     there = "the store takes" if plan.prediction.ssd_bytes else "a store of"

@@ -8,10 +8,8 @@ from ...analysis.wear import lifetime, wear
 from ...documents.plan import Plan
 from ...graph.ops import Schedule
 from ...units import format_bytes, format_enough
-from ..quantities import count, decimal, duration, estimated, number, times
+from ..quantities import count, decimal, duration, estimated, number, times, without_ssd
 from ..tables import clean, facts, page, short, wrapped
-
-NOT_NEEDED = "You do not need ssdplan here: all training state fits in memory, and a step uses no ssd."
 
 
 def describe_briefly(plan: Plan, schedule: Schedule, more: str) -> str:
@@ -19,8 +17,7 @@ def describe_briefly(plan: Plan, schedule: Schedule, more: str) -> str:
     p, d, model = plan.prediction, plan.decision, plan.model
     title = f"Plan: {short(model.name, 34)}, {count(model.parameters)} parameters, on {short(plan.machine.name, 34)}"
     opening = [
-        ("" if p.ssd_bytes else f"{NOT_NEEDED} ")
-        + f"{duration(p.step_seconds)} a step, {number(p.tokens_per_second)} tokens/s.",
+        without_ssd(plan) + f"{duration(p.step_seconds)} a step, {number(p.tokens_per_second)} tokens/s.",
         *estimated(plan.machine, model),
     ]
     ranks = f" on each of {d.ranks} ranks" if d.ranks > 1 else ""
