@@ -19,16 +19,34 @@ from tests.made.profiles import made_profile
 from tests.warm import ENVIRONMENT
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "train.ipynb"
-OPTIONS: dict[str, Any] = {"host_memory": "3MiB", "seconds": 1, "micro_batch_sizes": [1, 2], "volume": None}
+OPTIONS: dict[str, Any] = {"host_memory": "3MiB", "seconds": 1, "micro_batch_sizes": [1], "sequence_length": 64}
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    make_model("llama", tmp_path / "model", layers=3, vocab=320, hidden=64, tied=True)
-    make_tokenizer(tmp_path / "model")
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("home")
+    make_model("llama", path / "model", layers=3, vocab=320, hidden=64, tied=True)
+    make_tokenizer(path / "model")
     rows = [{"prompt": f"fox {i}", "completion": " over" * (1 + i % 4)} for i in range(200)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return tmp_path
+    (path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def notebook(home: Path) -> str:
+    """What the docs' notebook prints; it leaves its run in the directory "run".
+
+    Its code as it is, but for what it trains; without jupyter, and with pictures that nobody sees.
+    """
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    given = f'MODEL, DATA, OUT, OPTIONS = "model", "rows.jsonl", "run", {dict(OPTIONS, steps=3)!r}'
+    sources = ["".join(cell["source"]) for cell in cells]
+    (chosen,) = [number for number, cell in enumerate(cells) if "parameters" in cell["metadata"].get("tags", ())]
+    sources[chosen] = given
+    assert all(not cell["outputs"] for cell in cells), "as it is committed it has no output"
+    return python(
+        "import matplotlib\nmatplotlib.use('agg')\n" + "\n".join(sources) + "\nprint('steps', len(metrics))", home
+    )
 
 
 def python(code: str, cwd: Path) -> str:
@@ -75,7 +93,9 @@ def test_a_plan_is_the_command_lines_own_and_options_are_checked(tmp_path: Path)
         ssdplan.train("m", "d", "o", ranks=2)
 
 
+@pytest.mark.usefixtures("notebook")
 def test_a_callback_ends_a_run_with_its_model_and_the_run_goes_on(home: Path) -> None:
+    """By the profile of the notebook's run, to the losses of that run."""
     code = f"""
         import json, ssdplan
         from pathlib import Path
@@ -83,20 +103,19 @@ def test_a_callback_ends_a_run_with_its_model_and_the_run_goes_on(home: Path) ->
         def step(metrics):
             seen.append(metrics.step)
             return metrics.step == 3
-        options = {OPTIONS!r}
         def draw(board):
             boards.append((board.step, board.steps, len(board.losses), board.fraction, board._repr_html_()))
-        run = ssdplan.train("model", "rows.jsonl", "run", on_step=step, progress=draw, steps=9, **options)
-        table, document = run.metrics, json.loads(Path("run/run.json").read_text())
+        run = ssdplan.train("model", "rows.jsonl", "stopped", on_step=step, progress=draw, steps=9, host_memory="3MiB",
+                            from_profile="run/profile.json")
+        table, document = run.metrics, json.loads(Path("stopped/run.json").read_text())
         assert seen == [1, 2, 3] == list(table["step"]) and run.report["steps"] == 3 == document["steps"]
+        whole = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+        assert list(table["loss"]) == [line["loss"] for line in whole if "loss" in line]
         assert (run.model / "config.json").is_file()
         assert boards[-1][:4] == (3, 9, 3, 3 / 9) and "step 3 of 9" in boards[-1][4] and "<svg" in boards[-1][4]
         seen.clear()
-        again = ssdplan.train("model", "rows.jsonl", "run", on_step=step, progress=draw, steps=5)
+        again = ssdplan.train("model", "rows.jsonl", "stopped", on_step=step, progress=draw, steps=5)
         assert seen == [4, 5] and list(again.metrics["step"]) == [1, 2, 3, 4, 5]
-        whole = ssdplan.train("model", "rows.jsonl", "whole", progress=draw, steps=5,
-                              from_profile="run/profile.json", host_memory="3MiB")
-        assert list(whole.metrics["loss"]) == list(again.metrics["loss"])
         print("done", ssdplan.show(run)[:5])
     """
     assert python(textwrap.dedent(code), home).strip() == "done Plan:"
@@ -113,14 +132,5 @@ def test_a_board_holds_little_and_shows_what_is_safe() -> None:
     assert "training loss: 2.0000 first, 1.0000 last" in board._repr_html_()
 
 
-def test_the_notebook_runs(home: Path) -> None:
-    """Its code as it is, but for what it trains; without jupyter, and with pictures that nobody sees."""
-    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
-    given = f'MODEL, DATA, OUT, OPTIONS = "model", "rows.jsonl", "run", {dict(OPTIONS, steps=3)!r}'
-    sources = ["".join(cell["source"]) for cell in cells]
-    (chosen,) = [number for number, cell in enumerate(cells) if "parameters" in cell["metadata"].get("tags", ())]
-    sources[chosen] = given
-    assert all(not cell["outputs"] for cell in cells), "as it is committed it has no output"
-    code = "import matplotlib\nmatplotlib.use('agg')\n" + "\n".join(sources) + "\nprint('steps', len(metrics))"
-    said = python(code, home)
-    assert said.splitlines()[-1] == "steps 3"
+def test_the_notebook_runs(notebook: str) -> None:
+    assert notebook.splitlines()[-1] == "steps 3"

@@ -15,7 +15,9 @@ from tests.bounds import HANG_SECONDS
 from tests.made.models import make_model, make_tokenizer
 from tests.warm import ENVIRONMENT
 
-TRAIN = ("train", "--model", "model", "--data", "rows.jsonl", "--seconds", "1", "--host-memory", "2MiB", "--out", "run")
+BUDGET = ("--host-memory", "2MiB")
+SMALL = ("--seconds", "1", "--sequence-length", "64", "--micro-batch-sizes", "1,2")
+TRAIN = ("train", "--model", "model", "--data", "rows.jsonl", *SMALL, "--out", "run")
 
 
 @pytest.fixture
@@ -40,7 +42,12 @@ def trained(home: Path, *words: str, expect: int = 0) -> str:
 
 
 def test_one_command_trains_stops_goes_on_and_repeats_nothing(home: Path) -> None:
-    process = started(home, *TRAIN, "--epochs", "40")
+    """A budget that is too small costs no second measurement, and of other options the same command says what they are."""
+    assert "the least that would do is" in trained(home, *TRAIN, "--host-memory", "64KiB", expect=3)
+    run = home / "run"
+    profile = (run / "profile.json").read_bytes()
+    assert not (run / "run.json").exists()
+    process = started(home, *TRAIN, *BUDGET, "--epochs", "40")
     assert process.stderr is not None
     said = ""
     for line in process.stderr:
@@ -50,7 +57,7 @@ def test_one_command_trains_stops_goes_on_and_repeats_nothing(home: Path) -> Non
             break
     said += process.communicate(timeout=HANG_SECONDS)[1]
     assert process.returncode == 130, said
-    run = home / "run"
+    assert "profile.json is still valid" in said and "measures this machine" not in said
     plan, kept, prepared = (
         Plan.load(run / "plan.json"),
         Run.load(run / "run.json"),
@@ -59,34 +66,24 @@ def test_one_command_trains_stops_goes_on_and_repeats_nothing(home: Path) -> Non
     rows = int(said.split(" row(s) of ")[0].rsplit(" ", 1)[1])
     assert kept.steps == -(-40 * rows // plan.decision.rows)
     assert plan.prediction.ssd_write_bytes, "the budget holds not all"
-    assert plan.decision.host_budget_bytes == 2 << 20 and prepared.given == ("host_memory", "model", "seconds")
+    assert plan.decision.host_budget_bytes == 2 << 20 and prepared.given == (
+        "host_memory", "micro_batch_sizes", "model", "seconds", "sequence_length"
+    )  # fmt: skip
     assert prepared.planned["global_batch"] == str(plan.decision.rows)
     for words in (
         "train: chosen: --global-batch ", "--device cpu", "--snapshot-minutes 10", "tokens/s", "a step takes ",
         "host memory for training ", "a step to the drive", "--endurance SIZE", "nothing is held out",
     ):  # fmt: skip
         assert words in said, words
-    profile = (run / "profile.json").read_bytes()
-    told = trained(home, *TRAIN, "--global-batch", "2", expect=2)
+    told = trained(home, *TRAIN, *BUDGET, "--global-batch", "2", expect=2)
     assert "was not planned with --global-batch 2" in told and "ssdplan run PLAN --resume RUN" in told
-    told = trained(home, *TRAIN, "--steps", str(kept.steps // 10))
+    told = trained(home, *TRAIN, *BUDGET, "--steps", str(kept.steps // 10))
     assert "goes on from its last snapshot" in told and "the model is in" in told
     assert "measures" not in told and (run / "profile.json").read_bytes() == profile
     assert (run / "model" / "config.json").is_file()
-
-
-def test_what_is_valid_is_kept_and_what_is_not_is_said(home: Path) -> None:
-    assert "no plan fits" in (told := trained(home, *TRAIN[:-4], "--host-memory", "64KiB", *TRAIN[-2:], expect=3)) or (
-        "would do is" in told
-    )
-    run = home / "run"
-    assert (run / "profile.json").is_file() and not (run / "run.json").exists()
-    told = trained(home, *TRAIN, "--steps", "1")
-    assert "profile.json is still valid" in told and "measures this machine" not in told
-    assert Run.load(run / "run.json").options["steps"] == "1"
-    again = trained(home, *TRAIN[:-2], "--from-profile", "run/profile.json", "--steps", "1", "--out", "second")
-    assert "takes run/profile.json, and measures nothing" in again and (home / "second" / "model").is_dir()
+    assert Run.load(run / "run.json").options["steps"] == str(kept.steps // 10)
     told = trained(
-        home, *TRAIN[:-2], "--from-profile", "run/profile.json", "--precision", "fp32", "--out", "third", expect=2
-    )
+        home, *TRAIN[:-2], *BUDGET, "--from-profile", "run/profile.json", "--precision", "fp32", "--out", "second",
+        expect=2,
+    )  # fmt: skip
     assert "--from-profile run/profile.json: the precision is another (bf16, now fp32)" in told
