@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from ssdplan.plans.graph.timeline import Timeline
 
 from .fit.budgets import Candidate
-from .fit.fit import Branch, Solved
+from .fit.found import Branch, Solved
 from .program.placement import ProgramResult
 from .program.program import Bound
 
 ENOUGH = 0.99
 """The share of the best throughput that a smaller batch must reach to be preferred (GreedySnake 4.5)."""
+WORTH = 5e-3
+"""What must be gained for more work to be done: by the program by saving activations, by a plan for less host memory
+beside that for all of it, and by another pace on a shortened model."""
 
 
 @dataclass(frozen=True, slots=True)

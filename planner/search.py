@@ -17,39 +17,25 @@ from ssdplan.plans.units import format_enough, format_there
 from .explain.alternatives import rungs_by
 from .explain.sensitivity import scaled_compute
 from .fit.budgets import Candidate, Constraint
-from .fit.fit import Branch, Fitter, Solved
+from .fit.fit import Fitter
+from .fit.found import Branch
 from .fit.pace import budget_below
+from .pacing import FEW_OPS, WAITING, Pacing
 from .predict.peaks import compute_seconds, forward_seconds
 from .predict.shortened import step_seconds
-from .predict.simulator import simulate, simulated_seconds
 from .program.program import Bound, program_bound
-from .ranked import ENOUGH, Ranked, Scanned, Simulated, good_enough, smallest_good_enough
+from .ranked import ENOUGH, WORTH, Ranked, Scanned, Simulated, good_enough, smallest_good_enough
 from .request import LADDER, smallest_of
 
 PARTS = (1, 2, 4)
 """Of a batch that recomputes everything, which may have room to save activations: all, a half and a quarter of it."""
 FEW = (1, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of micro-batches of plans in memory that are looked at."""
-WORTH = 5e-3
-"""What the program must gain by saving activations, for the rest of the work to be done; and a plan for less host
-memory beside that for all of it."""
 FINALISTS = 3
 CLOSE = 0.9
 """A bound below this share of the best cannot win by a better fill and drain."""
-WAITING = 1.03
-"""A step that takes longer than the program's by this factor waits for chunks: other paces are tried."""
-OPERATION_CORE_SECONDS = 2e-4
-"""What each operation takes of the cores beside its work, for the choice between paces: the simulator gives it none.
-(A step with 5,600 more operations, the same bytes in shorter chunks, on two cores that compute shares: 8.43 and 10.34
-instead of 8.01 and 10.03 s; run by run, 9.57 and 9.22 instead of 8.62 and 8.55.)"""
-GPU_OPERATION_SECONDS = 1e-4
-"""The same where a GPU was measured: its operations are begun and waited for by one interpreter, one after the other.
-(On an H200 3,646 updates of 131,072 elements took 0.15 ms each instead of 0.03, and 3,144 copies 0.1 ms instead of
-0.01: steps of 0.71 and 0.75 s instead of 0.44 and 0.39.) What-ifs count none."""
 LEANER = 8
 """Smaller host budgets that are tried, as long as the program's step with them is shorter than the best simulated."""
-FEW_OPS = 20_000
-"""A schedule of so many is built again in a moment; in a longer one chunks are a small part of what flows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +52,7 @@ class Search:
 
     def __init__(self, model: Model, machine: Machine, fitter: Fitter) -> None:
         self.model, self.machine, self.fitter = model, machine, fitter
+        self.pacing = Pacing(model, machine, fitter)
         self._ranked: dict[Candidate, list[Ranked]] = {}
 
     def find(self, candidates: Sequence[Candidate], *, between: bool) -> Found | None:
@@ -148,15 +135,18 @@ class Search:
         host, given = own, [] if chosen.solved.fitted.needs.writes else self._with_budgets(candidate)
         for _ in range(LEANER):
             entry = self._scan(candidate, [self.fitter.within(each, host) for each in given])
-            if entry is None or entry.bound.seconds >= best.timeline.seconds * (1 - WORTH):
+            # Of a step that waits for little the program says nearly all: other programs are compared with it.
+            waits = best.timeline.seconds > WAITING * best.solved.program.seconds
+            least = best.timeline.seconds if waits else best.solved.program.seconds
+            if entry is None or entry.bound.seconds >= (below := least * (1 - WORTH)):
                 break
             most = 0
             for branch in entry.branches:
                 known = host == own and branch.fixed == chosen.solved.branch.fixed
-                other = chosen.solved if known else self.fitter.leaner(candidate, branch, host)
+                other = chosen.solved if known else self.fitter.leaner(candidate, branch, host, below)
                 if other is not None and not known and not other.fitted.needs.writes:
-                    again = self._simulate(other)
-                    faster = self._with_operations(again) < self._with_operations(best) * (1 - WORTH)
+                    again = self.pacing.simulated(other)
+                    faster = self.pacing.with_operations(again) < self.pacing.with_operations(best) * (1 - WORTH)
                     best = again if faster else best
                 most = max(most, other.fitted.needs.host if other else 0)
             host = budget_below(min(host, most or host))
@@ -168,7 +158,7 @@ class Search:
 
     def _weight(self, simulated: Simulated, plain: Simulated) -> float:
         """Seconds of a token, and what it writes more than in `plain` by the wear price."""
-        tokens, before = (self._tokens(each.solved.fitted.candidate) for each in (simulated, plain))
+        tokens, before = (self.pacing.tokens(each.solved.fitted.candidate) for each in (simulated, plain))
         written, base = simulated.solved.fitted.needs.writes / tokens, plain.solved.fitted.needs.writes / before
         seconds = plain.timeline.seconds / before
         more, price = max(written - base, 0.0), self.fitter.fixed.wear_price
@@ -198,7 +188,7 @@ class Search:
         possible.sort(key=lambda each: each[0])
         bound = possible[0][2]
         branches = tuple(branch for _, branch, _ in possible)
-        return Scanned(candidate, branches, bound, self._tokens(candidate) / bound.seconds)
+        return Scanned(candidate, branches, bound, self.pacing.tokens(candidate) / bound.seconds)
 
     def look_between(self, scanned: list[Scanned]) -> list[Scanned]:
         """Add the candidates between the smallest that is good enough and the one before it on the ladder."""
@@ -328,7 +318,9 @@ class Search:
             ]
             if found:
                 seconds, program = min(found, key=lambda each: each[0])
-                self._ranked[entry.candidate].append(Ranked(entry, program, self._tokens(entry.candidate) / seconds))
+                self._ranked[entry.candidate].append(
+                    Ranked(entry, program, self.pacing.tokens(entry.candidate) / seconds)
+                )
         return list(self._ranked[entry.candidate])
 
     def simulate(
@@ -339,23 +331,10 @@ class Search:
         solved = self.fitter.solve(candidate, branches)
         if solved is None:
             return None
-        best = self._paced(solved, candidate, branches)
+        best = self.pacing.paced(solved, candidate, branches)
         if self.fitter.fixed.recompute == "auto" and rungs_by("all", self.model, candidate.micro_batch_size):
             best = self._weighed(best, candidate, branches, plain)
         return best
-
-    def _paced(self, solved: Solved, candidate: Candidate, branches: Sequence[Branch]) -> Simulated:
-        """`solved`, or where its step waits for chunks the fastest of the paces that hide more; or what keeps all on
-        the device, where that is faster: the program does not see what the end of a step waits for."""
-        best = self._simulate(solved)
-        resident = self.fitter.resident(candidate, branches)
-        if resident is not None:
-            best = min(best, self._simulate(resident), key=self._with_operations)
-        waits = best.timeline.seconds > WAITING * solved.program.seconds
-        if not waits or len(solved.fitted.schedule.steady.ops) > FEW_OPS:
-            return best
-        others = map(self._simulate, self.fitter.paced(candidate, branches))
-        return min((best, *others), key=self._with_operations)
 
     def _weighed(
         self, best: Simulated, candidate: Candidate, branches: Sequence[Branch], plain: Simulated | None
@@ -364,12 +343,13 @@ class Search:
         rule: by the simulator's seconds and what each writes, as the program weighs it."""
         everything = best
         if best.solved.fitted.decision.saved or self._keeps_everything(best):
-            everything = plain or self._recomputing("all", candidate, branches) or best
+            plain = plain or self._recomputing("all", candidate, branches, paced_below=best.timeline.seconds)
+            everything = plain or best
         best = min(best, everything, key=lambda each: self._weight(each, everything))
         if rungs_by("paper", self.model, candidate.micro_batch_size) is None:
             return best
-        most = self._weight(best, everything) * self._tokens(candidate)
-        by_rule = self._recomputing("paper", candidate, branches, most=most)
+        most = self._weight(best, everything) * self.pacing.tokens(candidate)
+        by_rule = self._recomputing("paper", candidate, branches, most=most, paced_below=most)
         return min((best, *([by_rule] if by_rule else [])), key=lambda each: self._weight(each, everything))
 
     def _keeps_everything(self, simulated: Simulated) -> bool:
@@ -377,35 +357,25 @@ class Search:
         return simulated.solved.branch.fixed.kept is not None and self.fitter.fixed.kept is None
 
     def _recomputing(
-        self, recompute: Recompute, candidate: Candidate, branches: Sequence[Branch], most: float = inf
+        self,
+        recompute: Recompute,
+        candidate: Candidate,
+        branches: Sequence[Branch],
+        *,
+        most: float = inf,
+        paced_below: float,
     ) -> Simulated | None:
         """The candidate where backward recomputes that; None where it does not fit, or where by the program's bound a
-        step clearly takes longer than `most` seconds."""
+        step clearly takes longer than `most` seconds. Other paces are tried of a program of less than `paced_below`."""
         others = [replace(each, fixed=replace(each.fixed, recompute=recompute)) for each in branches]
         entry = self._scan(candidate, others)
         if entry is None:
             return None
         if CLOSE * entry.bound.seconds > most:  # what keeps everything on the device may be faster than that bound
             resident = self.fitter.resident(candidate, entry.branches)
-            return None if resident is None else self._simulate(resident)
+            return None if resident is None else self.pacing.simulated(resident)
         solved = self.fitter.solve(candidate, entry.branches)
-        return None if solved is None else self._paced(solved, candidate, entry.branches)
-
-    def _with_operations(self, simulated: Simulated) -> float:
-        """Seconds of a step, with what its operations take where compute wants the same cores, or begins on a GPU."""
-        operations = len(simulated.timeline.graph.ops)
-        if self.machine.compute_shares_cpu:
-            return simulated.timeline.seconds + OPERATION_CORE_SECONDS * operations / self.machine.cores
-        counted = self.machine.device == "cuda" and self.machine.figures == "measured"
-        return simulated.timeline.seconds + GPU_OPERATION_SECONDS * operations * counted
-
-    def _simulate(self, solved: Solved) -> Simulated:
-        candidate, steady = solved.fitted.candidate, solved.fitted.schedule.steady
-        timeline = simulate(steady, self.model, self.machine, candidate.micro_batch_size)
-        decision, seconds = solved.fitted.decision, timeline.seconds
-        if decision.zeroth_order and decision.zeroth_order.written_every > 1:
-            seconds = simulated_seconds(solved.fitted.schedule, self.model, self.machine, decision)
-        return Simulated(solved, timeline, self._tokens(candidate) / seconds, seconds)
+        return None if solved is None else self.pacing.paced(solved, candidate, entry.branches, paced_below)
 
     def alternatives(
         self, scanned: Sequence[Scanned], ranked: Sequence[Ranked], chosen: Simulated
@@ -426,7 +396,7 @@ class Search:
         for candidate in sorted(bounds, key=lambda candidate: candidate.order):
             bound, io = bounds[candidate], self._bound(without_compute, candidate, branches[candidate])
             assert io is not None, "a candidate that fits only when it computes"
-            tokens = self._tokens(candidate)
+            tokens = self.pacing.tokens(candidate)
             rows.append(
                 Alternative(
                     micro_batch_size=candidate.micro_batch_size,
@@ -445,7 +415,7 @@ class Search:
     def least(self, chosen: Simulated) -> tuple[Least, ...]:
         """The budgets that would still do for the chosen batch."""
         found = self.fitter.least_beside(chosen.solved)
-        tokens = self._tokens(chosen.solved.fitted.candidate)
+        tokens = self.pacing.tokens(chosen.solved.fitted.candidate)
         own = chosen.solved.program.seconds  # by the same bound, which less of anything cannot beat
         return tuple(
             Least(budget=room, least_bytes=nbytes, tokens_per_second=tokens / max(seconds, own))
@@ -481,10 +451,6 @@ class Search:
             limits=branch.limits,
             fixed=branch.fixed,
         )
-
-    def _tokens(self, candidate: Candidate) -> int:
-        """Of all ranks."""
-        return self.fitter.fixed.ranks * candidate.global_batch * self.model.sequence_length
 
     def _compute_seconds(self, candidate: Candidate) -> float:
         """All forwards and backwards of a step, one after the other."""

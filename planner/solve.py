@@ -26,7 +26,7 @@ from .program.lexicographic import Watch
 from .program.placement import ProgramResult
 from .program.program import answer
 from .program.solvers import solver_of
-from .ranked import ENOUGH, Simulated
+from .ranked import ENOUGH, WORTH, Simulated
 from .request import (
     SolveRequest,
     allowed,
@@ -38,7 +38,7 @@ from .request import (
     require_rates,
     smallest_of,
 )
-from .search import WORTH, Found, Search
+from .search import Found, Search
 
 WRITTEN_EVERY = (1, 2, 4, 8, 16, 32, 64)
 """Steps from one write of a zeroth-order plan's parameters to the next, of which one is chosen."""

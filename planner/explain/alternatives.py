@@ -18,7 +18,8 @@ from ssdplan.plans.schedule.shards import Shards
 from ssdplan.plans.units import format_bytes
 
 from ..fit.budgets import UNLIMITED, Candidate, Needs
-from ..fit.fit import Branch, Fitter, Sketch, Solved
+from ..fit.fit import Fitter
+from ..fit.found import Branch, Sketch, Solved
 from ..predict.peaks import checkpoint_layers, compute_seconds, device_alone_bytes, trained_elements
 from ..predict.shortened import step_seconds
 from ..program.choices import FixedChoices, KeptShares, Limits

@@ -20,7 +20,8 @@ from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.shards import Shards
 from ssdplan.plans.units import format_bytes
 
-from ..fit.fit import Fitter, Solved
+from ..fit.fit import Fitter
+from ..fit.found import Solved
 from ..predict.critical_path import DRAIN, FILL, NO_WORK, SHARED_CORES, loads
 from ..predict.peaks import checkpoint_layers, device_alone_bytes, trained_elements
 from ..program.placement import ProgramResult

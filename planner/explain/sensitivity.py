@@ -12,7 +12,8 @@ from ssdplan.plans.documents.profile import Machine, Model, Network
 from ssdplan.plans.units import format_bytes
 
 from ..fit.budgets import Candidate
-from ..fit.fit import Branch, Fitter, Solved
+from ..fit.fit import Fitter
+from ..fit.found import Branch, Solved
 from ..predict.drive import combined_frontier
 from ..program.program import program_bound
 

@@ -56,11 +56,16 @@ class Builder:
         self._built.append((model, decision, schedule))
         return schedule
 
+    def in_short(self, decision: Decision) -> Schedule:
+        """The schedule of the shortened model by a decision; of a class the device keeps all parameters or none."""
+        fewer = len(self.short.layers) < len(self.model.layers)
+        return self.schedule(self.short, _all_or_nothing(decision) if fewer else decision)
+
     def estimate(self, decision: Decision) -> Needs:
         """What a decision takes, from the schedule of a shortened model and the program's forms for the rest."""
         dropped = len(self.model.layers) - len(self.short.layers)
         less = _all_or_nothing(decision) if dropped else decision
-        schedule = self.schedule(self.short, less)
+        schedule = self.in_short(decision)
         peaks = predict_peaks(schedule, self.short, less)
         built = _needs(schedule, peaks)
         if not dropped:

@@ -8,7 +8,7 @@ built.
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import inf
@@ -23,7 +23,8 @@ from ..program.choices import Aim, FixedChoices, KeptShares, Limits
 from ..program.placement import ProgramResult, footprint
 from ..program.program import solve_program
 from .budgets import UNLIMITED, Candidate, Constraint, Needs, Room, in_memory, reduced
-from .estimate import Builder, Fitted
+from .estimate import Builder
+from .found import Branch, Sketch, Solved
 from .kept import everything, keeps, may_keep_everything, whole_states
 from .pace import Pace, paces
 from .transit import MEASURED, Pipelines
@@ -31,38 +32,13 @@ from .transit import MEASURED, Pipelines
 ROUNDS = 5
 SPARE = 0.005
 """A host budget with less than this share unused is used."""
+NEAR = SPARE / 8
+"""So much less than what would do is tried after too much, for rounding may be against it."""
 DOUBTFUL = 2
 """Estimates that are too much before the leanest is looked at; most that fits does with the first or the second."""
 ROOMY = 10
 """Times the host memory of a pipeline of states on ssd. With less the device keeps parameters alone, so that the least
 budget is that of the leanest plan, which knows nothing else there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """What the program is given: choices and limits."""
-
-    fixed: FixedChoices
-    limits: Limits
-
-
-@dataclass(frozen=True, slots=True)
-class Solved:
-    """A fitted decision and the program that it came from."""
-
-    fitted: Fitted
-    program: ProgramResult
-    branch: Branch
-    """What the program was given in the end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sketch:
-    """A decision that was estimated and not built."""
-
-    program: ProgramResult
-    decision: Decision
-    needs: Needs
 
 
 class Fitter:
@@ -146,22 +122,30 @@ class Fitter:
         leanest = self.leanest(candidate)
         return next((solved for solved in leanest if not solved.fitted.needs.over(self.budget)), None)
 
-    def paced(self, candidate: Candidate, branches: Sequence[Branch]) -> Iterator[Solved]:
-        """The same at other paces, for whoever can tell which is the fastest: the program knows no pace."""
-        for pace in self.others:
-            for branch in branches:
-                solved = self._approach(candidate, branch, pace, "seconds", self.budget)
-                if solved is not None:
-                    yield solved
-                    break
+    def paced(self, candidate: Candidate, branches: Sequence[Branch], pace: Pace) -> Solved | None:
+        """The same at that one of `others`, for whoever can tell which is the fastest: the program knows no pace."""
+        found = (self._approach(candidate, branch, pace, "seconds", self.budget) for branch in branches)
+        return next((solved for solved in found if solved), None)
+
+    def seconds_at(self, solved: Solved, pace: Pace) -> float:
+        """The program's seconds with what another pace leaves of host memory beside the same placement."""
+        candidate, decision, limits = solved.fitted.candidate, solved.fitted.decision, solved.branch.limits
+        less = self.builder.estimate(decision).host - self.builder.estimate(pace.of(decision)).host
+        branch = replace(solved.branch, limits=replace(limits, host_bytes=limits.host_bytes + less))
+        program = self._program(candidate, self._whole_states(candidate, branch, "seconds"), "seconds")
+        return program.seconds if program else inf
 
     def within(self, branch: Branch, host: int) -> Branch:
         """`branch` for a smaller host budget."""
         left = max(branch.limits.host_bytes - (self.budget.host - host), 0.0)
         return replace(branch, limits=replace(branch.limits, host_bytes=left))
 
-    def leaner(self, candidate: Candidate, branch: Branch, host: int) -> Solved | None:
-        """The fastest decision by a branch within `host`, as a plan for all of the host budget."""
+    def leaner(self, candidate: Candidate, branch: Branch, host: int, below: float) -> Solved | None:
+        """The fastest decision by a branch within `host`, as a plan for all of the host budget; None where by the
+        program a step takes `below` seconds or more."""
+        program = self._program(candidate, self._whole_states(candidate, branch, "seconds"), "seconds")
+        if program is not None and program.seconds >= below:
+            return None
         solved = self._approach(candidate, branch, self.usual, "seconds", self.budget.changed("host memory", host))
         if solved is None:
             return None
@@ -299,7 +283,7 @@ class Fitter:
             spare = budget.host - sketch.needs.host
             if spare < 0:
                 broken = limits.host_bytes
-                wanted = broken + push * spare
+                wanted = broken + push * spare - NEAR * budget.host
                 push *= 2
             else:
                 kept = max(kept, limits.host_bytes)

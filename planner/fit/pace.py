@@ -5,6 +5,7 @@ Owns the lengths of chunks and how many are on their way. Which of them is the f
 
 from dataclasses import dataclass, replace
 
+from ssdplan.plans.documents.plan import Decision
 from ssdplan.plans.documents.profile import Model
 from ssdplan.plans.documents.state_layout import (
     ELEMENT_BYTES,
@@ -28,6 +29,11 @@ class Pace:
     lookahead: int
     behind: bool = False
     """Of several ranks: gradients are exchanged beside the next layer's backward, for the memory of two more."""
+
+    def of(self, decision: Decision) -> Decision:
+        """`decision` with its updates cut so."""
+        chunks = {"update_chunk_elements": self.chunk_elements, "update_lookahead": self.lookahead}
+        return decision.model_copy(update=chunks)
 
 
 def paces(

@@ -96,7 +96,7 @@ def test_a_plan_is_the_command_lines_own_and_options_are_checked(tmp_path: Path)
 @pytest.mark.usefixtures("notebook")
 def test_a_callback_ends_a_run_with_its_model_and_the_run_goes_on(home: Path) -> None:
     """By the profile of the notebook's run, to the losses of that run."""
-    code = f"""
+    code = """
         import json, ssdplan
         from pathlib import Path
         seen, boards = [], []

@@ -42,7 +42,7 @@ def trained(home: Path, *words: str, expect: int = 0) -> str:
 
 
 def test_one_command_trains_stops_goes_on_and_repeats_nothing(home: Path) -> None:
-    """A budget that is too small costs no second measurement, and of other options the same command says what they are."""
+    """A budget that is too small costs no second measurement; of other options the same command says which they are."""
     assert "the least that would do is" in trained(home, *TRAIN, "--host-memory", "64KiB", expect=3)
     run = home / "run"
     profile = (run / "profile.json").read_bytes()

@@ -14,9 +14,8 @@ from ssdplan.planner.fit.kept import everything
 from ssdplan.planner.fit.pace import budget_below
 from ssdplan.planner.program.choices import FixedChoices, Limits
 from ssdplan.planner.program.program import solve_program
-from ssdplan.planner.ranked import ENOUGH
+from ssdplan.planner.ranked import ENOUGH, WORTH
 from ssdplan.planner.request import SolveRequest
-from ssdplan.planner.search import WORTH
 from ssdplan.planner.solve import solve
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Profile

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdplan.planner import search
+from ssdplan.planner import pacing
 from ssdplan.planner import solve as solving
 from ssdplan.planner.predict.critical_path import SHARED_CORES
 from ssdplan.planner.predict.peaks import predict_peaks
@@ -148,13 +148,13 @@ def test_the_simulated_step_is_the_bound_with_fill_and_drain() -> None:
 
 def test_a_step_that_waits_for_chunks_gets_more_of_them_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drive about as slow as updates: what a stage waits for cannot be hidden later."""
-    monkeypatch.setattr(search, "GPU_OPERATION_SECONDS", 0.0)
+    monkeypatch.setattr(pacing, "GPU_OPERATION_SECONDS", 0.0)
     machine = made_machine(update_rate=4e8, volumes=(made_volume(read=3e9, write=3e9),))
     profile = made_profile(model=made_model(blocks=12, hidden=1024, flops=8e10), machine=machine)
     request = SolveRequest(host_memory_bytes=700 * MIB, micro_batches=1, micro_batch_size=1)
     plan = planned(profile, request)
     check(profile, request, plan)
-    monkeypatch.setattr(search, "FEW_OPS", 0)
+    monkeypatch.setattr(pacing, "FEW_OPS", 0)
     usual = planned(profile, request)
     assert plan.decision.update_lookahead > usual.decision.update_lookahead
     assert plan.prediction.step_seconds < 0.96 * usual.prediction.step_seconds
@@ -164,8 +164,8 @@ def test_of_paces_about_as_fast_the_one_with_fewer_operations(monkeypatch: pytes
     """Operations count where compute wants the cores that run them, and where they were measured to begin on a GPU."""
 
     def operations(*, shared: bool, core_seconds: float, gpu_seconds: float = 0.0) -> int:
-        monkeypatch.setattr(search, "OPERATION_CORE_SECONDS", core_seconds)
-        monkeypatch.setattr(search, "GPU_OPERATION_SECONDS", gpu_seconds)
+        monkeypatch.setattr(pacing, "OPERATION_CORE_SECONDS", core_seconds)
+        monkeypatch.setattr(pacing, "GPU_OPERATION_SECONDS", gpu_seconds)
         machine = made_machine(shared=shared, update_rate=4e8, volumes=(made_volume(read=3e9, write=3e9),))
         profile = made_profile(model=made_model(blocks=12, hidden=1024, flops=8e10), machine=machine)
         plan = planned(profile, SolveRequest(700 * MIB, micro_batches=1, micro_batch_size=1))

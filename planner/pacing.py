@@ -1,0 +1,97 @@
+"""Pacing: simulates what was fitted, and finds how a step's updates are best cut into chunks.
+
+Owns the choice between paces, which the linear program does not see, and what operations take beside their work.
+"""
+
+from collections.abc import Sequence
+from math import inf
+
+from ssdplan.plans.documents.plan import Decision
+from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.graph.timeline import Timeline
+
+from .fit.budgets import Candidate
+from .fit.fit import Fitter
+from .fit.found import Branch, Solved
+from .fit.pace import Pace
+from .predict.simulator import simulate, simulated_seconds
+from .ranked import WORTH, Simulated
+
+WAITING = 1.03
+"""A step that takes longer than the program's by this factor waits for chunks: other paces are tried."""
+PROMISING = 2
+"""Of these as many as that."""
+OPERATION_CORE_SECONDS = 2e-4
+"""What each operation takes of the cores beside its work, for the choice between paces: the simulator gives it none.
+(A step with 5,600 more operations, the same bytes in shorter chunks, on two cores that compute shares: 8.43 and 10.34
+instead of 8.01 and 10.03 s; run by run, 9.57 and 9.22 instead of 8.62 and 8.55.)"""
+GPU_OPERATION_SECONDS = 1e-4
+"""The same where a GPU was measured: its operations are begun and waited for by one interpreter, one after the other.
+(On an H200 3,646 updates of 131,072 elements took 0.15 ms each instead of 0.03, and 3,144 copies 0.1 ms instead of
+0.01: steps of 0.71 and 0.75 s instead of 0.44 and 0.39.) What-ifs count none."""
+FEW_OPS = 20_000
+"""A schedule of so many is built again in a moment; in a longer one chunks are a small part of what flows."""
+
+
+class Pacing:
+    """What a fitted decision takes, at the pace that it has or at a better one."""
+
+    def __init__(self, model: Model, machine: Machine, fitter: Fitter) -> None:
+        self.model, self.machine, self.fitter = model, machine, fitter
+
+    def paced(self, solved: Solved, candidate: Candidate, branches: Sequence[Branch], most: float = inf) -> Simulated:
+        """`solved`, or where its step waits for chunks and its program takes less than `most` seconds the fastest of
+        the paces that promise to hide more. Or what keeps all on the device, where that is faster: the program does not
+        see what the end of a step waits for."""
+        best = self.simulated(solved)
+        resident = self.fitter.resident(candidate, branches)
+        if resident is not None:
+            best = min(best, self.simulated(resident), key=self.with_operations)
+        waits = best.timeline.seconds > WAITING * solved.program.seconds and solved.program.seconds < most
+        if waits and len(solved.fitted.schedule.steady.ops) <= FEW_OPS:
+            for pace in self._promising(solved):
+                other = self.fitter.paced(candidate, branches, pace)
+                best = min((best, *([self.simulated(other)] if other else [])), key=self.with_operations)
+        return best
+
+    def _promising(self, solved: Solved) -> list[Pace]:
+        """The other paces that promise a noticeably faster step, the best of them: by a shortened model with the same
+        placement, and by what the program makes of the memory that they leave or take."""
+        short, decision = self.fitter.builder.short, solved.fitted.decision
+
+        def seconds(decision: Decision) -> float:
+            steady = self.fitter.builder.in_short(decision).steady
+            return self._counting_operations(simulate(steady, short, self.machine, decision.micro_batch_size))
+
+        own = solved.program.seconds
+        enough = seconds(decision) * (1 - WORTH)
+        found = [
+            (seconds(pace.of(decision)) * self.fitter.seconds_at(solved, pace) / own, number)
+            for number, pace in enumerate(self.fitter.others)
+        ]
+        return [self.fitter.others[number] for reached, number in sorted(found) if reached < enough][:PROMISING]
+
+    def simulated(self, solved: Solved) -> Simulated:
+        """A decision with its simulated step."""
+        candidate, steady = solved.fitted.candidate, solved.fitted.schedule.steady
+        timeline = simulate(steady, self.model, self.machine, candidate.micro_batch_size)
+        decision, seconds = solved.fitted.decision, timeline.seconds
+        if decision.zeroth_order and decision.zeroth_order.written_every > 1:
+            seconds = simulated_seconds(solved.fitted.schedule, self.model, self.machine, decision)
+        return Simulated(solved, timeline, self.tokens(candidate) / seconds, seconds)
+
+    def with_operations(self, simulated: Simulated) -> float:
+        """Seconds of a step, with what its operations take."""
+        return self._counting_operations(simulated.timeline)
+
+    def _counting_operations(self, timeline: Timeline) -> float:
+        """Seconds of a step, with what its operations take where compute wants the same cores, or begins on a GPU."""
+        operations = len(timeline.graph.ops)
+        if self.machine.compute_shares_cpu:
+            return timeline.seconds + OPERATION_CORE_SECONDS * operations / self.machine.cores
+        counted = self.machine.device == "cuda" and self.machine.figures == "measured"
+        return timeline.seconds + GPU_OPERATION_SECONDS * operations * counted
+
+    def tokens(self, candidate: Candidate) -> int:
+        """Of a step of all ranks."""
+        return self.fitter.fixed.ranks * candidate.global_batch * self.model.sequence_length
