@@ -303,6 +303,7 @@ def test_a_plan_by_rows_of_what_has_no_rows_is_refused() -> None:
         (lambda it: it["decision"].update(unified_memory=True), "unified_memory"),
         (lambda it: it["model"]["states"][0].pop("table"), "no state of the model has a table"),
         (lambda it: it["decision"]["placement"]["embedding"].update(parameters_device=1.0), "whole on host"),
+        (lambda it: it["machine"].update(pending_rate_host=None), "lacks pending_rate_host"),
         (lambda it: it["model"]["states"][0]["table"].update(rows=3), "rows of 64 are not its elements"),
         (lambda it: it["model"]["states"][0]["table"].update(row_elements=32), "multiple of 64"),
         (lambda it: it["model"]["states"][1].update(table={"rows": 768, "row_elements": 64}), "another layer"),
