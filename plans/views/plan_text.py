@@ -269,10 +269,8 @@ def _of_which_step(plan: Plan) -> list[str]:
     zeroth_order = plan.decision.zeroth_order
     if zeroth_order is None or zeroth_order.written_every == 1:
         return []
-    seconds = duration(plan.prediction.explained_seconds)
-    return [
-        f"  of a step in which parameters go back to where they live, every {zeroth_order.written_every}th: {seconds}"
-    ]
+    one_in, seconds = zeroth_order.written_every, duration(plan.prediction.explained_seconds)
+    return [f"  of a step in which parameters go back to where they live, one in {one_in}: {seconds}"]
 
 
 def _idle(causes: Mapping[str, float], step: float) -> str:
