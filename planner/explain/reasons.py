@@ -135,11 +135,13 @@ def _of_zeroth_order(plan: Plan, evidence: Evidence) -> tuple[Reason, ...]:
 
 
 def _bound(plan: Plan, evidence: Evidence) -> str:
-    step = plan.prediction.step_seconds
+    step = plan.prediction.explained_seconds
+    zeroth_order = plan.decision.zeroth_order
+    which = "A step that writes parameters" if zeroth_order and zeroth_order.written_every > 1 else "The step"
     ranked = sorted(evidence.loads.items(), key=lambda entry: -entry[1])
     (first, most), (second, less) = ranked[:2]
     next_one = f"; next comes {second} with {less / step:.0%}" if less else ", and nothing else has any work"
-    text = f"The step is bound by {first}, busy for {most / step:.0%} of it{next_one}."
+    text = f"{which} is bound by {first}, busy for {most / step:.0%} of it{next_one}."
     spent = {resource: sum(seconds.values()) / step for resource, seconds in plan.prediction.critical_path.items()}
     words = WORDS | (ON_HOST_ALONE if plan.decision.unified_memory else {})
     chain = [f"{share:.0%} {words.get(name, name)}" for name, share in _largest(spent)]

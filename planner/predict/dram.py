@@ -1,9 +1,14 @@
 """DRAM: what drives, links and updates take of its bandwidth, which they share where it was found out.
 
-Owns how many bytes an update moves through it. Whose turn it is, nobody decides: what runs together slows alike.
+Owns how many bytes what host works at moves through it. Whose turn it is, nobody decides: what runs together slows
+alike.
 """
 
+from collections.abc import Sequence
+
+from ssdplan.plans.documents.profile import Machine, rows_rates, update_rate
 from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, OPTIMIZER_BYTES, OptimizerStates
+from ssdplan.plans.graph.ops import Op, Perturb, TakeRows, Update
 
 COPY_BYTES = 2
 """Of an element's parameters that an update leaves, in half precision."""
@@ -13,3 +18,18 @@ def updated_bytes(optimizer_states: OptimizerStates) -> float:
     """Bytes that the fused update moves an element: it reads master, two moments and gradient, and writes all but the
     gradient, and the copy that compute uses."""
     return 2 * OPTIMIZER_BYTES[optimizer_states] + GRADIENT_BYTES + COPY_BYTES
+
+
+def host_moves(machine: Machine, ops: Sequence[Op]) -> float:
+    """Bytes a second through DRAM of what host works at in a graph, at full speed: of updates by gradients those of
+    their states; of the passes over a table that comes by rows, which draw more than they move, its parameters read
+    and written; of rows that are packed, these read and written."""
+    rates = rows_rates(machine)
+    passes = [op for op in ops if isinstance(op, Perturb) and op.on_host]
+    if rates and passes:
+        return max(2 * op.parameters.nbytes * rates[0] / (op.elements * op.waiting) for op in passes)
+    if rates and any(isinstance(op, TakeRows) for op in ops):
+        return 2 * rates[1]
+    formats = [op.optimizer_states for op in ops if isinstance(op, Update) and not op.on_device]
+    states: OptimizerStates = formats[0] if formats else "fp32"
+    return update_rate(machine, states) * updated_bytes(states)

@@ -20,7 +20,6 @@ from ssdplan.plans.documents.profile import (
     rows_rates,
     update_rate,
 )
-from ssdplan.plans.documents.state_layout import OptimizerStates
 from ssdplan.plans.graph.collectives import AddShares, Collective, Gather
 from ssdplan.plans.graph.ops import (
     RESOURCES,
@@ -38,7 +37,7 @@ from ssdplan.plans.graph.ops import (
 )
 from ssdplan.plans.graph.timeline import Timeline
 
-from .dram import updated_bytes
+from .dram import host_moves
 from .drive import bandwidth_kept, combined_frontier, io_cores, shared_fraction, unsummed_io_cores
 
 _LANE: dict[Resource, int] = {resource: number for number, resource in enumerate(RESOURCES)}
@@ -160,12 +159,10 @@ def _speeds(machine: Machine, ops: Sequence[Op]) -> list[tuple[float, ...] | Non
     beside = bandwidth_kept(machine.volumes) if machine.compute_shares_cpu else 1.0
     read_cores, write_cores = _io_cores(machine, ops)
     together = _together(machine)
-    formats = [op.optimizer_states for op in ops if isinstance(op, Update) and not op.on_device]
-    states: OptimizerStates = formats[0] if formats else "fp32"
     frontier = combined_frontier(machine.volumes)
     moved = {
         read: frontier[0][0], write: frontier[-1][1], h2d: machine.h2d_bandwidth, d2h: machine.d2h_bandwidth,
-        cpu: update_rate(machine, states) * updated_bytes(states),
+        cpu: host_moves(machine, ops),
     }  # fmt: skip
     """Bytes a second through DRAM of a lane at full speed."""
     speeds: list[tuple[float, ...] | None] = []

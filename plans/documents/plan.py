@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from ..errors import MismatchError
 from .base import Bytes, Count, Document, Fraction, Name, Part, Positive, Seconds, Sparing
-from .profile import Machine, Model, Rung, device_update_rate
+from .profile import Machine, Model, Rung, device_update_rate, rows_rates
 from .state_layout import GRAIN, Elements, Format, OptimizerStates, Precision
 from .zeroth_order import ZerothOrder, parameter_format
 
@@ -277,6 +277,12 @@ class Prediction(Part):
     idle: dict[str, dict[str, Seconds]] = Field(default_factory=dict)
     """Resource -> cause -> seconds of the step in which it does nothing, by what it waits for."""
 
+    @property
+    def explained_seconds(self) -> float:
+        """Of the step that `busy`, `critical_path` and `idle` are of: where some write parameters and others do not,
+        of one that writes."""
+        return sum(sum(kinds.values()) for kinds in self.critical_path.values()) or self.step_seconds
+
 
 class Alternative(Part):
     """One candidate of the outer search."""
@@ -444,6 +450,8 @@ class Plan(Document):
             raise ValueError(f"{where}: no state of the model has a table; set it to false")
         if self.decision.unified_memory:
             raise ValueError(f"{where}: with unified_memory nothing is moved to a device; set it to false")
+        if rows_rates(self.machine) is None:
+            raise ValueError(f"{where}: the machine lacks pending_rate_host or rows_bandwidth; set it to false")
         name = self.model.states[self.model.table].state_class
         placement = self.decision.placement[name]
         if placement.parameters_device or placement.parameters_prompt_host < 1 - TOLERANCE:

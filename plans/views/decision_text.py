@@ -94,7 +94,7 @@ def _rows(plan: Plan) -> str:
     """Of the table that comes by rows."""
     table = next(state.table for state in plan.model.states if state.table)
     most = table.most_elements(plan.decision.rank_tokens) // table.row_elements
-    return f"at most {count(most)} of {count(table.rows)} rows come; host updates the table where it lives"
+    return f"by rows: at most {count(most)} of {count(table.rows)} come; host updates the table where it lives"
 
 
 def resuming(plan: Plan) -> str:

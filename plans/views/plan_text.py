@@ -21,7 +21,6 @@ from ..documents.plan import (
     Decision,
     Placement,
     Plan,
-    Prediction,
     Reason,
     Sensitivity,
 )
@@ -67,7 +66,7 @@ def describe_plan(plan: Plan, schedule: Schedule, cache: Beside | None = None) -
         ("What a steady step finds in time, as predicted", cache_text.predicted_lines(cache) if cache else []),
         (f"The least budgets that {_split_of(plan.decision)} would still fit, each alone", _least(plan)),
         ("How busy each resource is, and what it waits for while it idles", _busy(plan)),
-        ("The chain of operations that makes the step as long as it is", _critical_path(plan.prediction)),
+        ("The chain of operations that makes the step as long as it is", _critical_path(plan)),
         ("Host memory, by what it is reserved for", [*_split(schedule, "host"), *_beside(plan, "host")]),
         ("Host memory in slots, by what takes turns in them", _pools(found)),
         ("What this plan would take of host memory if its buffers were allocated otherwise", _otherwise(found)),
@@ -254,7 +253,7 @@ def _least(plan: Plan) -> list[str]:
 
 
 def _busy(plan: Plan) -> list[str]:
-    busy, step = plan.prediction.busy, plan.prediction.step_seconds
+    busy, step = plan.prediction.busy, plan.prediction.explained_seconds
     names = [*(name for name in RESOURCES if name in busy), *sorted(set(busy) - set(RESOURCES))]
     lines = []
     for name in names:
@@ -262,7 +261,16 @@ def _busy(plan: Plan) -> list[str]:
         causes = wrap(_idle(plan.prediction.idle.get(name, {}), step), COLUMNS - 24 - cell_len(share)) or [""]
         rows = [f"{share if row == 0 else ' ' * cell_len(share)}  {line}" for row, line in enumerate(causes)]
         lines += _labelled(short(RESOURCE_LABELS.get(name, name), 18), rows, 18)
-    return lines
+    return [*lines, *_of_which_step(plan)]
+
+
+def _of_which_step(plan: Plan) -> list[str]:
+    """Where steps differ, which one is explained."""
+    zeroth_order = plan.decision.zeroth_order
+    if zeroth_order is None or zeroth_order.written_every == 1:
+        return []
+    one_in, seconds = zeroth_order.written_every, duration(plan.prediction.explained_seconds)
+    return [f"  of a step in which parameters go back to where they live, one in {one_in}: {seconds}"]
 
 
 def _idle(causes: Mapping[str, float], step: float) -> str:
@@ -276,15 +284,16 @@ def _idle(causes: Mapping[str, float], step: float) -> str:
     return f"idles {words}" if words else ""
 
 
-def _critical_path(prediction: Prediction) -> list[str]:
+def _critical_path(plan: Plan) -> list[str]:
+    prediction = plan.prediction
     totals = {resource: sum(kinds.values()) for resource, kinds in prediction.critical_path.items()}
     rows: list[Row] = []
     for resource in sorted(totals, key=lambda name: -totals[name]):
         kinds = sorted(prediction.critical_path[resource].items(), key=lambda entry: -entry[1])
         told = ", ".join(f"{short(kind, NAME_COLUMNS)} {duration(seconds)}" for kind, seconds in kinds)
-        share = f"{totals[resource] / prediction.step_seconds:.0%}"
+        share = f"{totals[resource] / prediction.explained_seconds:.0%}"
         rows.append((short(RESOURCE_LABELS.get(resource, resource), 18), duration(totals[resource]), share, told))
-    return table([], rows, left=(0, 3))
+    return [*table([], rows, left=(0, 3)), *(_of_which_step(plan) if rows else [])]
 
 
 def _split(schedule: Schedule, tier: Tier) -> list[str]:

@@ -105,7 +105,7 @@ def machine(device: Literal["cpu", "cuda"] = "cpu") -> Machine:
         update_rate=1e8,
         volumes=(volume,),
     )
-    return shape.model_copy(update={"compute_threads": 1})
+    return shape.model_copy(update={"compute_threads": 1, "pending_rate_host": 1e9, "rows_bandwidth": 1e10})
 
 
 def make_plan(

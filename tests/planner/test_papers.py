@@ -40,6 +40,7 @@ from tests.planner.paper_figures import (
     utilisation,
     vertical_parts,
 )
+from tests.planner.zeroth_order_table import row_by_rows, tokens_per_second
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "papers.md"
 NO_DELAY = FixedChoices(recompute="all", delay_ratio=0.0)
@@ -65,6 +66,13 @@ def test_the_document_has_what_the_code_computes() -> None:
     slots = [Pool((Role.PARAMETERS,), llama.parameter_buffers // 9, 9)]
     one_block = powers_of_two([Pool((Role.PARAMETERS,), llama.parameter_buffers, 1)]) - powers_of_two(slots)
     assert f"would put Llama 3.1 8B at {(llama.total + one_block) / GIB:.1f} GiB" in prose
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "mistral-7b"])
+def test_a_table_by_rows_brings_what_the_document_says(model: str) -> None:
+    """The bytes, the memory and the tokens a second of a what-if, in which host's work and copies share DRAM."""
+    assert row_by_rows(model) in DOCUMENT.read_text(encoding="utf-8").splitlines()
+    assert tokens_per_second(model, "fp16", by_rows=True) > tokens_per_second(model, "fp16")
 
 
 def row(figure: Figure) -> str:

@@ -133,6 +133,14 @@ def host_seconds(model: str) -> float:
     return simulate(steady, profile.model, profile.machine, 1).busy()["cpu"]
 
 
+def row_by_rows(model: str) -> str:
+    """Of the table of models whose token embeddings come whole or by rows, as docs/papers.md has it."""
+    cells = [f"{uploaded_gb(model, by_rows=way):.2f}" for way in (False, True)]
+    cells += [f"{device_mib(model, 'fp16', by_rows=way):,.0f}" for way in (False, True)]
+    cells += [f"{tokens_per_second(model, 'fp16', by_rows=way):,.0f}" for way in (False, True)]
+    return f"| `{model}` | {' | '.join(cells)} | {host_seconds(model):.2f} |"
+
+
 def ablation(model: str, precision: Precision) -> tuple[float, float]:
     """The share of the throughput that stays without overlap, where one operation runs at a time; and where updates
     have a pass of their own, which uploads each block once more and sends it back (table 2 of the paper)."""
@@ -171,10 +179,7 @@ def main() -> None:
     print("| | uploaded, GB: whole | by rows | device, MiB: whole | by rows | tokens/s: whole | by rows | host, s |")
     print("|---|---|---|---|---|---|---|---|")
     for model in UNTIED:
-        cells = [f"{uploaded_gb(model, by_rows=way):.2f}" for way in (False, True)]
-        cells += [f"{device_mib(model, 'fp16', by_rows=way):,.0f}" for way in (False, True)]
-        cells += [f"{tokens_per_second(model, 'fp16', by_rows=way):,.0f}" for way in (False, True)]
-        print(f"| `{model}` | {' | '.join(cells)} | {host_seconds(model):.2f} |")
+        print(row_by_rows(model))
     print(f"opt-175b in fp16 from ssd: {host_gib('opt-175b', 'fp16'):.1f} GiB of host memory")
 
 

@@ -265,7 +265,11 @@ def test_a_table_comes_by_rows_where_a_step_is_shorter_so() -> None:
             assert end - start == pytest.approx(state.elements / 1e9)
     assert request_of(plan).zeroth_order == ZerothOrder()
     shown = "\n".join(decided(plan, schedule))
-    assert f"at most {decision.tokens} of 8,192 rows come; host updates the table where it lives" in shown
+    assert f"by rows: at most {decision.tokens} of 8,192 come; host updates the table where it lives" in shown
+    prediction = plan.prediction
+    for resource, idle in prediction.idle.items():  # shares of the step that is explained, whichever steps write
+        idle_share = sum(idle.values()) / prediction.explained_seconds
+        assert idle_share + prediction.busy.get(resource, 0.0) == pytest.approx(1.0)
     words = Words(plan, schedule, None)
     running = Standing(schedule.steady, 0, 0.0, ((0, 0.0),))
     assert f"take rows of {state.name} ({format_bytes(decision.tokens * row)} of {state.name})" in words(running, 1.0)
@@ -303,6 +307,7 @@ def test_a_plan_by_rows_of_what_has_no_rows_is_refused() -> None:
         (lambda it: it["decision"].update(unified_memory=True), "unified_memory"),
         (lambda it: it["model"]["states"][0].pop("table"), "no state of the model has a table"),
         (lambda it: it["decision"]["placement"]["embedding"].update(parameters_device=1.0), "whole on host"),
+        (lambda it: it["machine"].update(pending_rate_host=None), "lacks pending_rate_host"),
         (lambda it: it["model"]["states"][0]["table"].update(rows=3), "rows of 64 are not its elements"),
         (lambda it: it["model"]["states"][0]["table"].update(row_elements=32), "multiple of 64"),
         (lambda it: it["model"]["states"][1].update(table={"rows": 768, "row_elements": 64}), "another layer"),
