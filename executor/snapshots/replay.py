@@ -5,7 +5,8 @@ piece of a state at a time; of the run nothing is written.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -14,13 +15,14 @@ from ssdplan.plans.errors import MismatchError, UsageError
 
 from ..device.tensors import DTYPES
 from ..memory.states import saved_entries
+from ..metrics.metrics import METRICS, lines
 from ..model.directory.export import export_model
 from ..model.model import StreamedModel, open_model
 from ..model.saved_form import SavedForm
 from ..model.weights import Weights
 from ..optimizer.passes import Pending, perturb
 from ..optimizer.weight_decay import spared_parameters
-from ..optimizer.zeroth_order import tensor_key
+from ..optimizer.zeroth_order import Move, tensor_key
 from ..optimizer.zeroth_order_log import LOG, Header, read_log
 from .kept_weights import KeptReader, KeptWeights
 from .resume import Kept, reopened
@@ -63,6 +65,7 @@ def replayed(
     logged = read_log(kept.directory.folder)
     header, log = logged.header, logged.moves
     _require_own(kept, header)
+    _require_told(kept, log)
     steps = kept.step if step is None else step
     if not 0 <= steps <= len(log):
         raise UsageError(f"--step {steps}: the log of {path} has {len(log)} steps")
@@ -100,6 +103,27 @@ def _require_own(kept: Kept, header: Header) -> None:
         if str(log) != str(run):
             raise MismatchError(
                 f"{kept.directory.path / LOG}: is not this run's log: its {name} is {log}, and the run's is {run}"
+            )
+
+
+def _require_told(kept: Kept, log: Sequence[Sequence[Move]]) -> None:
+    """Raise MismatchError where the log moves weights by another amount than a step that metrics.jsonl tells of. A run
+    that is shared as its log has no metrics."""
+    folder = kept.directory.folder
+    told_of = list[tuple[int, float, float]]()
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):  # what a kill has torn tells of nothing
+        for line in lines(folder) if folder.has_file(METRICS) else ():
+            if "loss" in line and line["grad_norm"] and line["lr"] and not line.get("skipped"):
+                told_of.append((int(line["step"]), float(line["grad_norm"]), float(line["lr"])))
+    for number, told, lr in told_of:
+        if not 0 < number <= len(log):
+            continue
+        moves = log[number - 1]
+        logged = math.sqrt(sum(move.scale**2 for move in moves) * len(moves)) / lr
+        if not math.isclose(logged, told, rel_tol=1e-4):
+            raise MismatchError(
+                f"{folder.path / LOG}: is not this run's log: at step {number} its projected gradient is {logged:.6g}, "
+                f"and {METRICS} tells of {told:.6g}"
             )
 
 

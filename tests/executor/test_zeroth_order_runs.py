@@ -332,6 +332,10 @@ def test_another_runs_log_is_not_replayed(directory: Path, whole: Path, tmp_path
     shutil.copy(tmp_path / "three" / LOG, out / LOG)
     with pytest.raises(MismatchError, match="its directions is 3, and the run's is 2"):
         replay(out, tmp_path / "to")
+    run(directory, tmp_path / "faster", steps=2, optimizer=replace(OPTIMIZER, eps=2 * OPTIMIZER.eps))
+    shutil.copy(tmp_path / "faster" / LOG, out / LOG)
+    with pytest.raises(MismatchError, match=r"at step 1 its projected gradient is .*, and metrics\.jsonl tells of"):
+        replay(out, tmp_path / "to")
 
 
 def kept_in(out: Path) -> list[str]:
