@@ -11,7 +11,7 @@ import click
 from ssdplan.planner.program.choices import WEAR_PRICE
 from ssdplan.plans.documents.plan import Plan, Recompute
 from ssdplan.plans.documents.profile import Profile
-from ssdplan.plans.documents.state_layout import OptimizerStates, Precision
+from ssdplan.plans.documents.state_layout import Masters, OptimizerStates, Precision
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.gc_pause import no_collection
 from ssdplan.plans.units import format_bytes, format_enough, format_there
@@ -49,7 +49,7 @@ class Options:
     max_ssd_write_per_step: int | None
     global_batch: int | None
     optimizer: Literal["adamw", "mezo"]
-    masters: Literal["fp32", "none"]
+    masters: Masters
     directions: int
     optimizer_states: OptimizerStates
     ranks: int | None
@@ -148,16 +148,20 @@ def _numbers() -> tuple[click.Option, ...]:
         ),
         click.Option(
             ["--masters"],
-            type=Choice(["fp32", "none"]),
+            type=Choice(["fp32", "residual", "none"]),
             default="fp32",
-            help="with mezo, in half precision: keep and update weights in fp32, and compute with rounded copies; "
-            "without, updates smaller than a weight's last digit are lost",
+            help="in half precision: keep and update weights in fp32, and compute with rounded copies. none: update "
+            "what is computed with; updates smaller than a weight's last digit are lost. residual (adamw in bf16): "
+            "keep only the 16 bits that the copies lack, which are rounded with ties away from zero; nothing is lost",
         ),
         click.Option(
             ["--directions"], type=COUNT, default=1, metavar="K", help="with mezo, random directions of a step"
         ),
         click.Option(
-            ["--optimizer-states"], type=Choice(["fp32", "bf16"]), default="fp32", help="format of both moments"
+            ["--optimizer-states"],
+            type=Choice(["fp32", "bf16", "int8"]),
+            default="fp32",
+            help="format of both moments; int8 has a scale for each 64 elements and the code of 8-bit optimizers",
         ),
         click.Option(
             ["--ranks"],
@@ -308,6 +312,7 @@ def call(options: Options) -> int:
         max_ssd_write_bytes=options.max_ssd_write_per_step,
         schedule=options.schedule,
         optimizer_states=options.optimizer_states,
+        masters="fp32" if zeroth_order else options.masters,
         clip_grad_norm=options.clip_grad_norm,
         unified_memory=measured.machine.compute_shares_cpu and options.device_memory is None,
         ranks=options.ranks or (measured.machine.network.ranks if measured.machine.network else 1),

@@ -189,6 +189,7 @@ def _machine(request: Request, its: Machine, volume: Volume, here: Machine) -> M
             "d2h_bandwidth": rate(its.d2h_bandwidth),
             "update_rate": rate(its.update_rate),
             "update_rate_bf16": rate(its.update_rate_bf16),
+            "update_rate_int8": rate(its.update_rate_int8),
             "device_update_rate": rate(its.device_update_rate),
             "perturb_rate": rate(its.perturb_rate),
             "pending_rate": rate(its.pending_rate),

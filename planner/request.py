@@ -18,7 +18,13 @@ from ssdplan.plans.documents.plan import (
     needs_all_gradients,
 )
 from ssdplan.plans.documents.profile import PAPER, Machine, Model
-from ssdplan.plans.documents.state_layout import OptimizerStates
+from ssdplan.plans.documents.state_layout import (
+    OPTIMIZER_FORMATS,
+    Masters,
+    OptimizerFormats,
+    OptimizerStates,
+    unfit_masters,
+)
 from ssdplan.plans.documents.stripe_shares import room
 from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.errors import UsageError
@@ -54,6 +60,7 @@ class SolveRequest:
     schedule: Literal["vertical", "horizontal", "single"] = "vertical"
     """horizontal: one micro-batch through all layers before the next; single: one micro-batch, the whole batch."""
     optimizer_states: OptimizerStates = "fp32"
+    masters: Masters = "fp32"
     clip_grad_norm: float | None = None
     unified_memory: bool = False
     """Compute works on host memory, as it can where it runs on the same cores; there is no device memory then."""
@@ -143,6 +150,14 @@ def require_network(machine: Machine, ranks: int) -> None:
         )
 
 
+def require_updates(machine: Machine, formats: OptimizerFormats) -> None:
+    """Raise UsageError where nobody measured how fast updates of these formats are."""
+    if formats.moments == "int8" and machine.update_rate_int8 is None:
+        raise UsageError(
+            "optimizer states int8: the profile says nothing of updates with them; make a new one with ssdplan profile"
+        )
+
+
 def require_rates(machine: Machine) -> None:
     """Raise UsageError where nobody measured how fast zeroth-order passes are."""
     if machine.perturb_rate is None or machine.pending_rate is None:
@@ -157,6 +172,7 @@ def _require_zeroth_order(request: SolveRequest) -> None:
         "clip grad norm": request.clip_grad_norm is not None,
         "delay ratio": request.delay_ratio is not None,
         "optimizer states": request.optimizer_states != "fp32",
+        "masters": request.masters != "fp32",
         "recompute": request.recompute != "auto",
         "activations": request.activations is not None,
         f"schedule {request.schedule}": request.schedule != "vertical",
@@ -200,6 +216,8 @@ def fixed_choices(model: Model, request: SolveRequest) -> FixedChoices:
             raise UsageError(f"{name} = {number}: must be positive")
     if request.clip_grad_norm is not None and not 0.0 < request.clip_grad_norm < inf:
         raise UsageError(f"clip grad norm = {request.clip_grad_norm:g}: must be positive")
+    if why := unfit_masters(request.masters, model.precision):
+        raise UsageError(why)
     _require_ranks(request)
     delay_ratio = 0.0 if request.zeroth_order else request.delay_ratio
     if request.zeroth_order:
@@ -229,7 +247,7 @@ def fixed_choices(model: Model, request: SolveRequest) -> FixedChoices:
         optimizer=residency.get("optimizer"),
         checkpoints=1.0 if request.zeroth_order else residency.get("checkpoints"),
         checkpoints_device=_inputs(model, residency),
-        optimizer_states=request.optimizer_states,
+        formats=OPTIMIZER_FORMATS[request.masters, request.optimizer_states],
         clip_grad_norm=request.clip_grad_norm,
         kept=_kept(model, residency),
         schedule=_schedule(request),

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from ssdplan.plans.documents.plan import Asked, Compared, Plan, Prediction
-from ssdplan.plans.documents.profile import Machine, Model, Profile, rows_rates
+from ssdplan.plans.documents.profile import Machine, Model, Profile
+from ssdplan.plans.documents.rates import rows_rates
 from ssdplan.plans.documents.state_layout import GRAIN
 from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.gc_pause import no_collection
@@ -36,6 +37,7 @@ from .request import (
     given_in,
     require_network,
     require_rates,
+    require_updates,
     smallest_of,
 )
 from .search import Found, Search
@@ -70,6 +72,7 @@ def solve_and_build(
     budget, fixed = budget_of(machine, request), fixed_choices(model, request)
     if request.zeroth_order:
         require_rates(machine)
+    require_updates(machine, fixed.formats)
     require_network(machine, request.ranks)
     search, found, tried = _searched(model, machine, request, budget, fixed)
     chosen, scanned, ranked = found.chosen, found.scanned, found.ranked

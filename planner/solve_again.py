@@ -31,6 +31,7 @@ def request_of(plan: Plan) -> SolveRequest:
         micro_batches=decision.micro_batches,
         schedule="vertical" if decision.schedule == "zeroth-order" else decision.schedule,
         optimizer_states=decision.optimizer_states,
+        masters=decision.masters,
         clip_grad_norm=decision.clip_grad_norm,
         unified_memory=decision.unified_memory,
         ranks=decision.ranks,

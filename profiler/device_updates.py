@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, Precision, optimizer_bytes
+from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, USUAL, Precision
 
 from .clock import REAL, Clock
 from .measure import Limits, Progress, repeat
@@ -29,7 +29,7 @@ def measure_device_updates(
 ) -> tuple[float | None, list[str]]:
     """Elements a second, states in fp32, the norm of their gradient taken before; and notes for people. None for the
     emulated device, whose updates are those of the host, and for a GPU with too little memory."""
-    each = optimizer_bytes(ELEMENTS, "fp32"), GRADIENT_BYTES * ELEMENTS, FORMATS[precision].itemsize * ELEMENTS
+    each = USUAL.range_bytes(ELEMENTS), GRADIENT_BYTES * ELEMENTS, FORMATS[precision].itemsize * ELEMENTS
     if device.kind == "cpu" or device.memory_bytes() < 2 * RANGES * sum(each):
         return None, []
     states, gradients, parameters = (device.allocate(RANGES * nbytes) for nbytes in each)

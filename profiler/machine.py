@@ -18,12 +18,11 @@ from ssdplan.native import Arena, adamw_statistics, adamw_summed
 from ssdplan.plans.documents.profile import Network
 from ssdplan.plans.documents.state_layout import (
     GRADIENT,
-    OPTIMIZER_BYTES,
     OPTIMIZER_FORMATS,
     PARAMETERS,
+    USUAL,
     OptimizerStates,
     Precision,
-    optimizer_parts,
 )
 from ssdplan.plans.graph.ops import Resource
 
@@ -35,6 +34,7 @@ MIB = 1 << 20
 COPY_SIZES = (8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB)
 UPDATE_ELEMENTS = 12 << 20
 """264 MiB moved at the least: several times most last-level caches."""
+_MOMENTS: tuple[OptimizerStates, ...] = ("fp32", "bf16", "int8")
 UPDATE_CHUNK = 1 << 20
 """Elements a call: 12 MiB of optimizer states, in the range of the requests that training makes of the ssd."""
 PAUSE_SECONDS = 5e-4
@@ -170,6 +170,8 @@ class Updates:
     fp32: Measurement
     bf16: Measurement
     """Of the moments."""
+    int8: Measurement
+    """The same."""
     summed: Measurement
     """As `fp32`, with the checksums of the states before and after."""
 
@@ -177,7 +179,7 @@ class Updates:
     def checksum_rate(self) -> float | None:
         """Bytes of states a second of which both checksums are taken in passing; None where that took no time."""
         seconds = self.summed.mean - self.fp32.mean
-        return OPTIMIZER_BYTES["fp32"] / seconds if seconds > 0 else None
+        return USUAL.mean_bytes / seconds if seconds > 0 else None
 
 
 class UpdateBench:
@@ -186,9 +188,8 @@ class UpdateBench:
     def __init__(self, precision: Precision, threads: int, available_bytes: int, *, clock: Clock = REAL) -> None:
         """The copy of the weights is in `precision`; of `available_bytes` it takes a quarter at most."""
         self.threads, self._precision, self.clock = threads, precision, clock
-        fp32, bf16 = OPTIMIZER_FORMATS["fp32"], OPTIMIZER_FORMATS["bf16"]
-        updated = (fp32.master, GRADIENT, fp32.first_moment, fp32.second_moment, bf16.first_moment, bf16.second_moment)
-        arrays = (*updated, PARAMETERS[precision])
+        moments = [OPTIMIZER_FORMATS["fp32", states].first_moment for states in _MOMENTS]
+        arrays = (USUAL.master, GRADIENT, *(each for each in moments for _ in range(2)), PARAMETERS[precision])
         count = min(UPDATE_ELEMENTS, available_bytes // 4 // sum(array.bytes_of(1) for array in arrays))
         self.count = max(count // UPDATE_CHUNK, 1) * UPDATE_CHUNK
         ends = list(accumulate(array.bytes_of(self.count) for array in arrays))
@@ -218,16 +219,22 @@ class UpdateBench:
         """Of UPDATE_CHUNK elements from `first` on; `summed`: with the checksums of their states before and after, of
         which those are in fp32."""
         assert states == "fp32" or not summed
-        master, gradient, *moments, parameter = (start + array.bytes_of(first) for start, array in self._arrays)
-        exp_avg, exp_avg_sq = moments[2:] if states == "bf16" else moments[:2]
+        master, gradient, *moments, parameter = (start + first * array.element_bytes for start, array in self._arrays)
+        number = 2 * _MOMENTS.index(states)
+        exp_avg, exp_avg_sq = moments[number : number + 2]
         streams = (master, exp_avg, exp_avg_sq, gradient, parameter, self._precision, UPDATE_CHUNK)
-        parts = optimizer_parts(UPDATE_CHUNK, states)
+        scales = [0, 0]
+        for which, (start, array) in enumerate(self._arrays[2 + number : 4 + number]):
+            if array.block_elements:
+                behind = self.count * array.element_bytes + first // array.block_elements * array.side_bytes
+                scales[which] = start + behind
+        parts = USUAL.parts(UPDATE_CHUNK)
         positions, ends = tuple(part.offset for part in parts), [part.stop for part in parts]
         started = self.clock()
         if summed:
             adamw_summed(*streams, positions=positions, ends=ends, **self._settings)
         else:
-            adamw_statistics(*streams, moment_dtype=states, **self._settings)
+            adamw_statistics(*streams, moment_dtype=states, scales=scales, **self._settings)
         return self.clock() - started
 
 
@@ -236,6 +243,7 @@ def measure_update(bench: UpdateBench, limits: Limits, progress: Progress) -> tu
     updates = {
         "states in fp32": partial(bench.seconds_of_an_element, "fp32"),
         "states in bf16": partial(bench.seconds_of_an_element, "bf16"),
+        "states in int8": partial(bench.seconds_of_an_element, "int8"),
         "checksums of its states": partial(bench.seconds_of_an_element, "fp32", summed=True),
     }
     figures = repeat(updates, limits, progress, f"optimizer on {bench.threads} threads", clock=bench.clock)

@@ -249,6 +249,7 @@ def profile(
             d2h_bandwidth=d2h.rate,
             update_rate=updates.fp32.rate,
             update_rate_bf16=updates.bf16.rate,
+            update_rate_int8=updates.int8.rate,
             checksum_rate=updates.checksum_rate,
             perturb_rate=passes.copies if passes else None,
             pending_rate=passes.pending if passes else None,

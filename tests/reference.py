@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from ssdplan.executor.model.layers import MicroBatch
+from tests import eight_bits
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,11 @@ class AdamW:
     clip_grad_norm: float | None = None
     bf16_moments: bool = False
     """Both moments are rounded to bf16 after each update."""
+    int8_moments: bool = False
+    """Both moments go through `eight_bits.rounded` after each update."""
+    masters: str = "fp32"
+    """none: they are rounded to bf16 after each update. residual: the model's bf16 copies are rounded with ties away
+    from zero."""
     rates: tuple[float, ...] = ()
     """The learning rate of each update, instead of `lr`."""
     decay_all: bool = True
@@ -65,6 +71,14 @@ def alone(micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
                 if (labels[start + 1 : stop] != -100).any():
                     result.append(MicroBatch(ids[None, start:stop], labels[None, start:stop]))
     return result
+
+
+def ties_away(masters: torch.Tensor) -> torch.Tensor:
+    """The nearest bf16, as fp32; of two, that which is farther from zero."""
+    bits = masters.detach().view(torch.int32) & -0x10000
+    below, above = bits.view(torch.float32), (bits + 0x10000).view(torch.float32)
+    exact = masters.detach().double()
+    return torch.where((above - exact).abs() <= (exact - below).abs(), above, below)
 
 
 def step_loss(model: PreTrainedModel, micro_batches: Sequence[MicroBatch], *, backward: bool) -> float:
@@ -125,7 +139,7 @@ def train(
     for micro_batches in steps:
         with torch.no_grad():
             for name, parameter in parameters.items():
-                parameter.copy_(masters[name])
+                parameter.copy_(ties_away(masters[name]) if optimizer.masters == "residual" else masters[name])
         update.zero_grad()
         for group in update.param_groups if optimizer.rates else ():
             group["lr"] = optimizer.rates[updates]
@@ -159,5 +173,13 @@ def train(
             for states in update.state.values():
                 for moment in ("exp_avg", "exp_avg_sq"):
                     states[moment].copy_(states[moment].bfloat16().float())
+        if optimizer.int8_moments:
+            for states in update.state.values():
+                for moment in ("exp_avg", "exp_avg_sq"):
+                    states[moment].copy_(eight_bits.rounded(states[moment], signed=moment == "exp_avg"))
+        if optimizer.masters == "none":
+            with torch.no_grad():
+                for master in masters.values():
+                    master.copy_(master.bfloat16())
         losses.append(total)
     return losses, {name: master.detach() for name, master in masters.items()}

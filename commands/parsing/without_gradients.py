@@ -4,8 +4,8 @@ Owns which options have no meaning then, and which have one only then.
 """
 
 from collections.abc import Collection
-from typing import Literal
 
+from ssdplan.plans.documents.state_layout import Masters
 from ssdplan.plans.documents.zeroth_order import MOST_DIRECTIONS, ZerothOrder
 from ssdplan.plans.errors import UsageError
 
@@ -21,13 +21,10 @@ _OF_GRADIENTS = (
 """Options that say nothing without gradients and the optimizer's states."""
 _OF_MEZO = {
     "directions": "only --optimizer mezo draws random directions; give that too",
-    "masters": "only --optimizer mezo has the choice; by gradients, masters are always fp32",
 }
 
 
-def asked_zeroth_order(
-    given: Collection[str], *, mezo: bool, directions: int, masters: Literal["fp32", "none"]
-) -> ZerothOrder | None:
+def asked_zeroth_order(given: Collection[str], *, mezo: bool, directions: int, masters: Masters) -> ZerothOrder | None:
     """How to train without gradients, if so. `given`: the options that the user named. Raises UsageError for those that
     would say nothing."""
     if not mezo:
@@ -41,6 +38,8 @@ def asked_zeroth_order(
                 f"--{name.replace('_', '-')}: optimizer mezo has no gradients, no optimizer states and nothing to "
                 "recompute; leave it out"
             )
+    if masters == "residual":
+        raise UsageError("--masters residual: only --optimizer adamw has it; take fp32 or none")
     if directions > MOST_DIRECTIONS:
         raise UsageError(f"--directions {directions}: at most {MOST_DIRECTIONS}")
     return ZerothOrder(directions=directions, masters=masters == "fp32")

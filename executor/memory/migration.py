@@ -2,9 +2,10 @@
 
 Owns the way: all of them go through the other plan's store, made beside the first, so that the host arena of the one is
 gone before the other's is made. Only masters and moments travel. Parameters are the masters rounded, which is how every
-update leaves them; no update may be pending. What is frozen stays in the model's own files, and is read from there
-again (`States.load`). A snapshot goes the same way, to the plan that goes on with it, and out of the run as a model. Of
-several ranks each has a source of its own shares, and all of them together are one.
+update leaves them; where no master has all of their bits, they travel too. No update may be pending. What is frozen
+stays in the model's own files, and is read from there again (`States.load`). A snapshot goes the same way, to the plan
+that goes on with it, and out of the run as a model. Of several ranks each has a source of its own shares, and all of
+them together are one.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ Progress = Callable[[float, str], None]
 
 
 class Source(Protocol):
-    """Where the optimizer states of a run are."""
+    """Where the durable states of a run are."""
 
     @property
     def schedule(self) -> Schedule: ...
@@ -47,7 +48,7 @@ class Snapshotted:
     store: Store
 
     def get(self, region: Region, scratch: torch.Tensor) -> torch.Tensor:
-        """uint8: the bytes of a home's optimizer states, read to `scratch`."""
+        """uint8: the bytes of a durable form of a home, read to `scratch`."""
         self.store.read(self.places[region], region.nbytes, scratch.data_ptr())
         return scratch[: region.nbytes]
 
@@ -66,6 +67,8 @@ def tensors_of(
             assert weights is not None
             values = scratch[: home.parameters.nbytes].view(dtype)
             weights.read(home.state, values, home.start)
+        elif home.formats.takes_copy:
+            values = share.get(home.parameters, scratch).view(dtype)
         else:
             values = masters_of(home, share.get(home.optimizer, scratch)).to(dtype)
         yield from pieces(model.states[home.state], home.start, home.stop, values)
@@ -75,16 +78,16 @@ def tensors_of(
 def carry_over(
     sources: Sequence[Source], schedule: Schedule, records: Records, store: Store, progress: Progress
 ) -> None:
-    """Write the optimizer states of all homes of `schedule` to the places that they have in `store`, which was made of
-    its `records`, with snapshots: what is to live on host goes where a snapshot has it. `sources` hold them: one, or
+    """Write what is durable of all homes of `schedule` to the places that it has in `store`, which was made of its
+    `records`, with snapshots: what is to live on host goes where a snapshot has it. `sources` hold them: one, or
     one of each rank in their order.
 
     Takes the longest home of each schedule in host memory, once. Reads what `schedule` has, and nothing else.
     """
     places = records.places(schedule)
     theirs = [home for source in sources for home in source.schedule.homes]
-    scratch = _scratch(max(map(optimizer_bytes_of, theirs)))
-    carried = _scratch(max(map(optimizer_bytes_of, schedule.homes), default=PAGE))
+    scratch = _scratch(max(map(_durable_bytes, theirs)))
+    carried = _scratch(max(map(_durable_bytes, schedule.homes), default=PAGE))
     total = sum(home.elements for home in schedule.homes if home.optimizer)
     done = 0
     held = ((source, home) for source, home in _in_order(sources) if home.optimizer)
@@ -92,40 +95,46 @@ def carry_over(
     for home in schedule.homes:
         if home.optimizer is None:
             continue
-        target = carried[: home.optimizer.nbytes]
+        target = carried[: _durable_bytes(home)].zero_()  # between parts too
         at = home.start
         while at < home.stop:
             while not (home_of.state == home.state and home_of.start <= at < home_of.stop):
                 source, home_of, states = *next(held), None
             if states is None:
-                assert home_of.optimizer is not None
-                states = source.get(home_of.optimizer, scratch)
+                states = _durable_of(source, home_of, scratch)
             until = min(home.stop, home_of.stop)
             for into, out in zip(_places(home, at, until), _places(home_of, at, until), strict=True):
                 target[into] = states[out]
             at = until
-        store.write(places[home.optimizer], home.optimizer.nbytes, target.data_ptr())
+        at = target.data_ptr()
+        for region in home.durable:
+            store.write(places[region], region.nbytes, at)
+            at += region.nbytes
         done += home.elements
         progress(done / total / 2, "moving states to another plan's store")
 
 
 def settle(target: Holding, records: Records, dtype: torch.dtype, progress: Callable[[float], None]) -> None:
-    """Bring home what `carry_over` wrote to `target`'s store, or its last snapshot: optimizer states to where they live
-    in memory, and parameters, in `dtype`, from their masters; nothing of what is frozen. Takes the longest home in
-    host memory."""
+    """Bring home what `carry_over` wrote to `target`'s store, or its last snapshot: what is durable to where it lives
+    in memory, and parameters that are not, in `dtype`, from their masters; nothing of what is frozen. Takes the longest
+    home in host memory."""
     places = records.places(target.schedule)
     homes = [home for home in target.schedule.homes if home.optimizer]
     scratch = _scratch(max((optimizer_bytes_of(home) + home.parameters.nbytes for home in homes), default=PAGE))
     total, done = sum(home.elements for home in homes), 0
     for home in homes:
         assert target.store is not None and home.optimizer is not None
-        states, rest = scratch[: home.optimizer.nbytes], scratch[home.optimizer.nbytes :]
-        target.store.read(places[home.optimizer], home.optimizer.nbytes, states.data_ptr())
-        if target.memory.tier(home.optimizer) != "ssd":
-            target.put(home.optimizer, states)
-        parameters = rest[: home.parameters.nbytes]
-        parameters.view(dtype).copy_(masters_of(home, states))
-        target.put(home.parameters, parameters)
+        for region in home.durable:
+            if home.formats.takes_copy and target.memory.tier(region) == "ssd":
+                continue  # it is there, and nothing is made of it
+            target.store.read(places[region], region.nbytes, scratch.data_ptr())
+            if target.memory.tier(region) != "ssd":
+                target.put(region, scratch[: region.nbytes])
+        if not home.formats.takes_copy:
+            states, rest = scratch[: home.optimizer.nbytes], scratch[home.optimizer.nbytes :]
+            parameters = rest[: home.parameters.nbytes]
+            parameters.view(dtype).copy_(masters_of(home, states))
+            target.put(home.parameters, parameters)
         done += home.elements
         progress(done / total)
 
@@ -143,11 +152,33 @@ def _in_order(sources: Sequence[S]) -> Iterator[tuple[S, Home]]:
 
 
 def _places(home: Home, start: int, stop: int) -> Iterator[slice]:
-    """Where elements [start, stop) of a state lie in the optimizer states of a home that has them: the bytes of the
-    masters, then those of each moment."""
+    """Where elements [start, stop) of a state lie in what is durable of a home that has them: the bytes of the masters,
+    then those of each moment, then of the parameters if they are."""
     for part in home.parts:
         for first, end in part.places(start - home.start, stop - home.start):
             yield slice(first, end)
+    if home.formats.takes_copy:
+        each = home.parameters.nbytes // home.elements
+        behind = optimizer_bytes_of(home) - home.start * each
+        yield slice(behind + start * each, behind + stop * each)
+
+
+def _durable_bytes(home: Home) -> int:
+    return sum(region.nbytes for region in home.durable)
+
+
+def _durable_of(source: Source, home: Home, scratch: torch.Tensor) -> torch.Tensor:
+    """uint8: what is durable of a home, one region after the other: where it is, or else in `scratch`."""
+    assert home.optimizer is not None
+    if len(home.durable) == 1:
+        return source.get(home.optimizer, scratch)
+    begin = 0
+    for region in home.durable:
+        there = scratch[begin : begin + region.nbytes]
+        if (found := source.get(region, there)).data_ptr() != there.data_ptr():
+            there.copy_(found)
+        begin += region.nbytes
+    return scratch[:begin]
 
 
 def _scratch(nbytes: int) -> torch.Tensor:

@@ -12,10 +12,11 @@ from typing import Protocol
 import torch
 
 from ssdplan import native
-from ssdplan.plans.documents.state_layout import FP32
+from ssdplan.plans.documents.state_layout import FP32, RESIDUAL
 from ssdplan.plans.graph.ops import Home, Region, Schedule
 from ssdplan.plans.units import PAGE
 
+from ..device.masters import split
 from ..model.directory.export import TensorEntry
 from ..model.layout import StateSpec
 from ..model.model import StreamedModel
@@ -76,13 +77,11 @@ class States:
         self._homes: dict[int, list[Home]] = {}
         for home in schedule.homes:
             self._homes.setdefault(home.state, []).append(home)
-        self._scratch_bytes = max(
-            (optimizer_bytes_of(home) + home.parameters.nbytes for home in schedule.homes), default=PAGE
-        )
+        self._scratch_bytes = max(map(_loading_bytes, schedule.homes), default=PAGE)
 
     def load(self, weights: Readable, chosen: Collection[int], progress: Progress) -> None:
         """Write the states `chosen` to their homes: masters from the model files, moments zero, parameters the masters
-        rounded; of frozen ones the parameters alone, rounded from the model files."""
+        rounded, in the formats of the plan; of frozen ones the parameters alone, rounded from the model files."""
         done, total = 0, sum(home.elements for index in chosen for home in self._homes.get(index, ()))
         scratch = self._scratch()
         for index in chosen:
@@ -91,12 +90,20 @@ class States:
                 if home.optimizer is None:
                     weights.read(index, parameters.view(self._dtypes[index]), home.start)
                 else:
-                    states = scratch[: home.optimizer.nbytes]
-                    masters = masters_of(home, states)
-                    weights.read(index, masters, home.start)
-                    states[masters.nbytes :].zero_()  # moments: zero in every format
+                    states = scratch[: home.optimizer.nbytes].zero_()  # so are moments, in every format
+                    copies, behind = parameters.view(self._dtypes[index]), scratch[_kept_bytes(home) :]
+                    if home.formats.masters == "none":
+                        weights.read(index, copies, home.start)
+                    else:
+                        masters = behind[: FP32.bytes_of(home.elements)].view(torch.float32)
+                        if home.formats.masters == "fp32":
+                            masters = masters_of(home, states)
+                        weights.read(index, masters, home.start)
+                        if home.formats.masters == "fp32":
+                            copies.copy_(masters)
+                        else:
+                            split(masters, copies, states[: RESIDUAL.bytes_of(home.elements)].view(torch.int16))
                     self._holding.put(home.optimizer, states)
-                    parameters.view(self._dtypes[index]).copy_(masters)
                 self._holding.put(home.parameters, parameters)
                 done += home.elements
                 progress(done / total, f"loading {self._model.states[index].name}")
@@ -121,7 +128,8 @@ class States:
         return saved_entries(self._model, None if rounded else self._dtypes)
 
     def _scratch(self) -> torch.Tensor:
-        """Aligned memory for the longest home, optimizer states then parameters; it goes when the tensor does."""
+        """Aligned memory for the longest home, optimizer states then parameters, then masters that are kept in no
+        place; it goes when the tensor does."""
         return torch.from_dlpack(native.Arena(self._scratch_bytes, lock=False))
 
 
@@ -130,8 +138,18 @@ def optimizer_bytes_of(home: Home) -> int:
     return home.optimizer.nbytes if home.optimizer else 0
 
 
+def _kept_bytes(home: Home) -> int:
+    return optimizer_bytes_of(home) + home.parameters.nbytes
+
+
+def _loading_bytes(home: Home) -> int:
+    between = home.optimizer is not None and home.formats.masters == "residual"
+    return _kept_bytes(home) + (FP32.bytes_of(home.elements) if between else 0)
+
+
 def masters_of(home: Home, states: torch.Tensor) -> torch.Tensor:
-    """fp32 [elements], a view: the masters in `states`, uint8, the optimizer states of a home. They come first."""
+    """fp32 [elements], a view: the masters in `states`, uint8, the optimizer states of a home that
+    has them there. They come first."""
     master = home.parts[0]
     assert (master.what, master.format, master.offset) == ("master", FP32, 0)
     return states[: master.nbytes].view(torch.float32)

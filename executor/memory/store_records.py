@@ -1,8 +1,9 @@
 """Records: a schedule's states as the records of a tensor store.
 
-Owns which states a crash must not lose: the optimizer states, from which everything else follows, except what is
-frozen, which is durable in the model's own files. Owns too where states that stay in memory, on host or on the device,
-go in a snapshot, and where reads and writes begin and end, which is where the store may cut.
+Owns which states a crash must not lose: the optimizer states, from which everything else follows, and parameters that
+no master has all bits of; except what is frozen, which is durable in the model's own files. Owns too where states that
+stay in memory, on host or on the device, go in a snapshot, and where reads and writes begin and end, which is where the
+store may cut.
 """
 
 import threading
@@ -28,11 +29,11 @@ class Records:
 
     records: tuple[Record, ...]
     in_memory: tuple[tuple[Region, int], ...]
-    """Optimizer states that live on host or on the device, and the store's address of each in a snapshot."""
+    """What of `Home.durable` lives on host or on the device, and the store's address of each in a snapshot."""
 
     @classmethod
     def of(cls, schedule: Schedule, *, snapshots: bool) -> "Records":
-        """One record for each buffer on ssd; with `snapshots`, one for each optimizer buffer in memory behind them."""
+        """One record for each buffer on ssd; with `snapshots`, one for each durable buffer in memory behind them."""
         cuts: dict[int, set[int]] = {buffer.index: set() for buffer in schedule.buffers}
 
         def cut(region: Region | None) -> None:
@@ -59,15 +60,16 @@ class Records:
                 places[buffer.index] = end
                 end += buffer.nbytes
         in_memory = tuple(
-            (home.optimizer, places[home.optimizer.buffer] + home.optimizer.start)
+            (region, places[region.buffer] + region.start)
             for home in schedule.homes
-            if home.optimizer and home.optimizer.buffer in places
+            for region in home.durable
+            if region.buffer in places
         )
         return cls(tuple(records), in_memory)
 
     def snapshot(self, store: Store, memory: Memory, metadata: dict[str, Any]) -> None:
-        """Make the optimizer states as they are a generation of the store: those in memory are written, those on ssd
-        are there. No op of a graph may be running, and no update may be pending. Raises as `Store.commit`.
+        """Make the states as they are a generation of the store: those in memory are written, those on ssd are there.
+        No op of a graph may be running, and no update may be pending. Raises as `Store.commit`.
 
         What a device with a memory of its own keeps passes through host memory, a home at a time in each of two
         places.
@@ -93,12 +95,11 @@ class Records:
         store.commit(metadata)
 
     def places(self, schedule: Schedule) -> dict[Region, int]:
-        """The store's address of each home's optimizer states in a snapshot, those that live in memory included."""
+        """The store's address of what is durable of each home in a snapshot, what lives in memory included."""
         places = dict(self.in_memory)
         for home in schedule.homes:
-            if home.optimizer is None:
-                continue
-            buffer = schedule.buffers[home.optimizer.buffer]
-            if buffer.tier == "ssd":
-                places[home.optimizer] = buffer.offset + home.optimizer.start
+            for region in home.durable:
+                buffer = schedule.buffers[region.buffer]
+                if buffer.tier == "ssd":
+                    places[region] = buffer.offset + region.start
         return places

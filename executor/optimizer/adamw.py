@@ -13,13 +13,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ssdplan import native
-from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, OptimizerStates, optimizer_bytes, optimizer_parts
+from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, SUMMED, OptimizerFormats, Part
 
 from ..device.tensors import DTYPE_NAMES
 from .weight_decay import Piece, Window
-
-_SUMMED = 256
-"""Bytes: what is summed in passing begins and ends at multiples of it."""
 
 
 class Updated(NamedTuple):
@@ -61,7 +58,7 @@ class RangeUpdate:
     def __init__(
         self,
         states: torch.Tensor,
-        optimizer_states: OptimizerStates,
+        formats: OptimizerFormats,
         gradient: torch.Tensor,
         parameters: torch.Tensor,
         *,
@@ -70,22 +67,17 @@ class RangeUpdate:
         windows: Sequence[Window] = (),
         extents: Sequence[int] = (),
     ) -> None:
-        """`states` uint8: fp32 masters [n], then first and second moments [n] each in the format `optimizer_states`, as
-        `optimizer_parts` has them; `gradient` fp32 [n]; `parameters` [n] takes the copy in its dtype."""
+        """`states` uint8: masters [n], then first and second moments [n], each where `formats` have it; `gradient`
+        fp32 [n]; `parameters` [n] takes the copy in its dtype, and has the one before where `formats` say so."""
         elements = gradient.numel()
         assert states.dtype == torch.uint8 and gradient.dtype == torch.float32
-        assert states.numel() == optimizer_bytes(elements, optimizer_states) and parameters.numel() == elements
+        assert states.numel() == formats.range_bytes(elements) and parameters.numel() == elements
         assert not extents or extents[-1] == states.numel()
-        parts = optimizer_parts(elements, optimizer_states)
-        assert len(parts) == 3 and not any(part.format.block_elements for part in parts), "no kernel for these formats"
+        parts = {part.what: part for part in formats.parts(elements)}
         windows = windows or (Window(0, elements, (Piece(0, elements, decays=True),)),)
         self._threads = threads
         self._passing = bool(extents) and all(
-            first % _SUMMED == 0 == end % _SUMMED
-            for window in windows
-            for piece in window.pieces
-            for part in parts
-            for first, end in part.places(piece.start, piece.stop)
+            _passes(part, piece) for window in windows for piece in window.pieces for part in parts.values()
         )
         self._spans = [(states.data_ptr() + start, stop - start) for start, stop in pairwise((0, *extents))]
         self._calls: list[_Call] = []
@@ -98,9 +90,14 @@ class RangeUpdate:
                     (gradient.data_ptr() + GRADIENT_BYTES * window.start, window.stop - window.start)
                 )
             for piece in window.pieces:
-                places = tuple(part.places(piece.start, piece.stop)[0][0] for part in parts)
+                places = {what: part.places(piece.start, piece.stop) for what, part in parts.items()}
+                moments = places["first moment"], places["second moment"]
+                begins = [first for each in zip(*moments, strict=True) for first, _ in each]  # elements, then scales
+                base, kept = states.data_ptr(), places["master"][0][0] if "master" in places else 0
                 streams: tuple[Any, ...] = (
-                    *(states.data_ptr() + place for place in places),
+                    base + kept if formats.masters == "fp32" else None,
+                    base + begins[0],
+                    base + begins[1],
                     gradient.data_ptr() + GRADIENT_BYTES * piece.start,
                     parameters.data_ptr() + parameters.element_size() * piece.start,
                     DTYPE_NAMES[parameters.dtype],
@@ -108,13 +105,17 @@ class RangeUpdate:
                 )
                 kernel: Callable[..., Any] = native.adamw_statistics if counted else native.adamw
                 if self._passing:
-                    kernel = partial(native.adamw_summed, positions=places, ends=tuple(extents))
-                bound = partial(kernel, *streams, moment_dtype=optimizer_states, threads=threads)
+                    kernel = partial(native.adamw_summed, positions=(kept, *begins), ends=tuple(extents))
+                if formats.masters == "residual":
+                    kernel = partial(kernel, residual=base + kept)
+                if scales := [base + begin for begin in begins[2:]]:
+                    kernel = partial(kernel, scales=scales)
+                bound = partial(kernel, *streams, moment_dtype=formats.moments, threads=threads)
                 self._calls.append(_Call(bound, piece.decays, counted))
 
     def __call__(self, optimizer: AdamW, *, step: int, gradient_scale: float) -> Updated:
-        """`step` counts from 1. Gradients count times `gradient_scale`, rounded to fp32. Moments in bf16 are rounded
-        once the masters are updated, to the nearest, ties to even."""
+        """`step` counts from 1. Gradients count times `gradient_scale`, rounded to fp32. Moments in bf16 or int8 are
+        rounded once the masters are updated."""
         settings: dict[str, Any] = {
             "lr": optimizer.lr,
             "beta1": optimizer.beta1,
@@ -149,6 +150,15 @@ class RangeUpdate:
     def _looked(self) -> list[int]:
         """The same by a pass of its own, where calls begin or end where sums in passing cannot."""
         return [native.checksum(address, nbytes, self._threads) for address, nbytes in self._spans]
+
+
+def _passes(part: Part, piece: Piece) -> bool:
+    """Whether checksums of a piece's bytes can be taken in passing: all begin and end at multiples of what is summed at
+    once, or as the part's own last ones, behind which are zeros up to there."""
+    return all(
+        first % SUMMED == 0 and (end % SUMMED == 0 or end == part.stop)
+        for first, end in part.places(piece.start, piece.stop)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from typing import Protocol
 
 import torch
 
-from ssdplan.plans.documents.state_layout import OptimizerStates, optimizer_bytes, optimizer_parts
+from ssdplan.plans.documents.state_layout import USUAL, OptimizerFormats
 
+from ..device.masters import joined, split
 from .adamw import AdamW, RangeUpdate
 from .weight_decay import Piece, Window
 
@@ -23,6 +24,7 @@ PIECE = 1 << 22
 """Elements at once where torch makes an update: 16 bytes each beside them, within what is kept for this process of a
 GPU's reserve."""
 _MOMENTS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_MASTERS = {"fp32": torch.float32, "residual": torch.int16, "none": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,8 @@ class Scalars:
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """The arrays of elements that are updated together, all flat and equally long: fp32 masters and gradient, moments
-    in fp32 or bf16, and the copy that compute uses."""
+    """The arrays of elements that are updated together, all flat and equally long: fp32 gradient, moments in fp32 or
+    bf16, the copy that compute uses, and masters: in fp32, int16 as the residuals of bf16 copies, or these copies."""
 
     master: torch.Tensor
     first: torch.Tensor
@@ -82,7 +84,7 @@ class DeviceUpdate:
     def __init__(
         self,
         states: torch.Tensor,
-        optimizer_states: OptimizerStates,
+        formats: OptimizerFormats,
         gradient: torch.Tensor,
         parameters: torch.Tensor,
         *,
@@ -94,17 +96,18 @@ class DeviceUpdate:
         device's own."""
         elements = gradient.numel()
         assert states.dtype == torch.uint8 and gradient.dtype == torch.float32
-        assert states.numel() == optimizer_bytes(elements, optimizer_states) and parameters.numel() == elements
+        assert states.numel() == formats.range_bytes(elements) and parameters.numel() == elements
         self._native: RangeUpdate | None = None
         if gradient.device.type == "cpu" and kernel is None:
-            self._native = RangeUpdate(states, optimizer_states, gradient, parameters, threads=threads, windows=windows)
+            self._native = RangeUpdate(states, formats, gradient, parameters, threads=threads, windows=windows)
             return
         self._kernel = kernel or kernel_of_gpu()
-        master, first, second = (
-            states[part.offset : part.stop].view(torch.float32 if part.what == "master" else _MOMENTS[optimizer_states])
-            for part in optimizer_parts(elements, optimizer_states)
-        )
-        streams = Streams(master, first, second, gradient, parameters)
+        assert formats.moments in _MOMENTS, f"no kernel of a device for moments in {formats.moments}"
+        dtypes = {"master": _MASTERS[formats.masters], "first moment": _MOMENTS[formats.moments]}
+        dtypes["second moment"] = dtypes["first moment"]
+        parts = {part.what: states[part.offset : part.stop].view(dtypes[part.what]) for part in formats.parts(elements)}
+        master = parts.get("master", parameters)
+        streams = Streams(master, parts["first moment"], parts["second moment"], gradient, parameters)
         pieces = [piece for window in windows for piece in window.pieces] or [Piece(0, elements, decays=True)]
         self._pieces = [(streams.part(piece.start, piece.stop), piece.decays) for piece in _joined(pieces)]
 
@@ -123,7 +126,7 @@ def ready_update(
 ) -> Callable[[], None]:
     """An update of a range, uint8 each, with usual settings: for whoever measures one. States are fp32, parameters
     `form`."""
-    update = DeviceUpdate(states, "fp32", gradient.view(torch.float32), parameters.view(form), threads=1)
+    update = DeviceUpdate(states, USUAL, gradient.view(torch.float32), parameters.view(form), threads=1)
     return partial(update, AdamW(lr=1e-4), step=10, gradient_scale=1.0)
 
 
@@ -162,7 +165,12 @@ def _update(streams: Streams, scalars: Scalars, decay: float) -> None:
     # Not every build of torch rounds a root in fp32 correctly; one in float64 is close enough to be rounded so.
     denominator = gradient.copy_(second.double().sqrt_()).mul_(scalars.inverse_bias2_sqrt).add_(scalars.eps)
     step = torch.mul(first, scalars.step_size, out=change).div_(denominator)
-    streams.master.mul_(decay).sub_(step)
     streams.first.copy_(first)
     streams.second.copy_(second)
-    streams.parameters.copy_(streams.master)
+    if streams.master.dtype == torch.float32:
+        streams.parameters.copy_(streams.master.mul_(decay).sub_(step))
+    elif streams.master.dtype == torch.int16:
+        masters = joined(streams.parameters, streams.master).mul_(decay).sub_(step)
+        split(masters, streams.parameters, streams.master)
+    else:
+        streams.parameters.copy_(streams.parameters.float().mul_(decay).sub_(step))

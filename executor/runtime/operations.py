@@ -298,7 +298,7 @@ class Operations:
         gradient = self._memory.view(op.gradient, torch.float32)
         update = RangeUpdate(
             self._memory.view(op.optimizer),
-            op.optimizer_states,
+            op.formats,
             gradient,
             self._memory.view(op.parameters, self._dtype),
             threads=self._threads,
@@ -330,7 +330,7 @@ class Operations:
     def _bind_update_on_device(self, op: Update) -> Action:
         update = DeviceUpdate(
             self._memory.view(op.optimizer),
-            op.optimizer_states,
+            op.formats,
             self._memory.view(op.gradient, torch.float32),
             self._memory.view(op.parameters, self._dtype),
             threads=self._threads,

@@ -168,6 +168,7 @@ def _require_same(kept: Kept, plan: Plan) -> None:
     if ours != theirs:
         raise MismatchError(f"{path}: its states are not laid out as those of this plan; it cannot go on with it")
     had, now = ({name: value for name, value in batch_of(each).items() if name not in _OF_SHARING} for each in both)
+    had["masters"], now["masters"] = before.decision.masters, plan.decision.masters
     had["rows a step"], now["rows a step"] = before.decision.rows, plan.decision.rows
     if differences := [f"{name} was {had[name]} and is {now[name]}" for name in now if had[name] != now[name]]:
         raise MismatchError(

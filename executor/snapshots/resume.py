@@ -101,7 +101,7 @@ class Kept:
                 "what it freezes: go on with a plan of the same --freeze, or export the model and train that anew"
             )
         ours, theirs = ([(state.name, state.elements) for state in each.model.states] for each in (self.plan, plan))
-        if ours != theirs or self.plan.decision.optimizer_states != plan.decision.optimizer_states:
+        if ours != theirs or self.plan.decision.formats != plan.decision.formats:
             raise MismatchError(f"{path}: its states are not laid out as those of this plan; it cannot go on with it")
         if now and snapshot.origin.weights != origin.weights:
             raise MismatchError(

@@ -46,6 +46,8 @@ def batch_of(plan: Plan) -> dict[str, Scalar]:
     }
     if decision.ranks > 1:
         batch["ranks"] = decision.ranks
+    if decision.masters != "fp32":
+        batch["masters"] = decision.masters
     if decision.zeroth_order:
         batch["directions"] = decision.zeroth_order.directions
         batch["masters"] = "fp32" if decision.zeroth_order.masters else "none"

@@ -1,6 +1,7 @@
 #include "adamw.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <type_traits>
 
@@ -116,6 +117,21 @@ struct SplitMaster {
     std::uint16_t* residual;
 };
 
+// No masters: the parameter is what is updated, and is rounded to nearest even when it is stored.
+template <typename Format>
+struct OwnMaster {
+    explicit OwnMaster(const AdamwStreams& streams) : parameter(static_cast<std::uint16_t*>(streams.parameter)) {}
+
+    SSDPLAN_INLINE float load(std::size_t i) const { return Format::load(parameter[i]); }
+    SSDPLAN_INLINE void store(std::size_t i, const float* values, std::size_t lanes) const {
+#pragma omp simd
+        for (std::size_t lane = 0; lane < lanes; ++lane) parameter[i + lane] = Format::store(values[lane]);
+    }
+    SSDPLAN_INLINE void prefetch_turn(std::size_t i, std::size_t ahead) const { prefetch(parameter + i, ahead); }
+
+    std::uint16_t* parameter;
+};
+
 // No array is said to be unaliased, for the parameter may be the master; an element depends on no other in any case.
 template <typename Master, typename Moment>
 SSDPLAN_INLINE bool adamw_body(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars,
@@ -166,6 +182,66 @@ SSDPLAN_INLINE bool adamw_body(const AdamwStreams& streams, std::size_t elements
     return any_special == 0;
 }
 
+// The same with moments in int8, block by block of those that share a scale.
+template <typename Master>
+SSDPLAN_INLINE bool adamw_scaled_body(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars,
+                                      double* squares, std::size_t ahead) {
+    const AdamwScalars s = scalars;
+    const Master master(streams);
+    auto* const exp_avg = static_cast<std::uint8_t*>(streams.exp_avg);
+    auto* const exp_avg_sq = static_cast<std::uint8_t*>(streams.exp_avg_sq);
+    std::uint32_t special[kScaled] = {};
+    float values[kScaled];
+    float firsts[kScaled];
+    float seconds[kScaled];
+    Squares sums;
+    for (std::size_t i = 0; i < elements; i += kScaled) {
+        const float* const gradient = streams.gradient + i;
+        for (std::size_t turn = i; turn < i + kScaled; turn += kGroup) {
+            master.prefetch_turn(turn, ahead);
+            prefetch(streams.gradient + turn, ahead);
+        }
+        __builtin_prefetch(exp_avg + i + ahead, 1);
+        __builtin_prefetch(exp_avg_sq + i + ahead, 1);
+        load_scaled<true>(firsts, exp_avg + i, streams.exp_avg_scales[i / kScaled]);
+        load_scaled<false>(seconds, exp_avg_sq + i, streams.exp_avg_sq_scales[i / kScaled]);
+#pragma omp simd
+        for (std::size_t lane = 0; lane < kScaled; ++lane) {
+            const float g = gradient[lane] * s.gradient_scale;
+            const Updated updated = adamw_element(master.load(i + lane), firsts[lane], seconds[lane], g, s);
+            firsts[lane] = updated.exp_avg;
+            seconds[lane] = updated.exp_avg_sq;
+            values[lane] = updated.master;
+            special[lane] |= is_special(g);
+        }
+        for (std::size_t turn = 0; turn < kScaled; turn += kGroup) master.store(i + turn, values + turn, kGroup);
+        streams.exp_avg_scales[i / kScaled] = store_scaled<true>(exp_avg + i, firsts);
+        streams.exp_avg_sq_scales[i / kScaled] = store_scaled<false>(exp_avg_sq + i, seconds);
+        if (squares == nullptr) continue;
+        for (std::size_t group = 0; group < kScaled; group += Squares::kGroup) sums.add(gradient + group);
+        if ((i + kScaled) % kBlock == 0 || i + kScaled == elements) {
+            *squares++ = sums.total(nullptr, 0);
+            sums = Squares{};
+        }
+    }
+    stream_fence();
+    std::uint32_t any_special = 0;
+    for (const std::uint32_t lane : special) any_special |= lane;
+    return any_special == 0;
+}
+
+#define SSDPLAN_ADAMW_SCALED(name, Master)                                                                       \
+    SSDPLAN_DISPATCHED bool name(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars, \
+                                 double* squares, std::size_t ahead) {                                           \
+        return adamw_scaled_body<Master>(streams, elements, scalars, squares, ahead);                            \
+    }
+SSDPLAN_ADAMW_SCALED(adamw_fp32_moments_int8, PlainMaster)
+SSDPLAN_ADAMW_SCALED(adamw_bf16_moments_int8, CopiedMaster<Bf16>)
+SSDPLAN_ADAMW_SCALED(adamw_fp16_moments_int8, CopiedMaster<Fp16>)
+SSDPLAN_ADAMW_SCALED(adamw_split_moments_int8, SplitMaster)
+SSDPLAN_ADAMW_SCALED(adamw_own_moments_int8, OwnMaster<Bf16>)
+#undef SSDPLAN_ADAMW_SCALED
+
 #define SSDPLAN_ADAMW(name, Master, Moment)                                                                      \
     SSDPLAN_DISPATCHED bool name(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars, \
                                  double* squares, std::size_t ahead) {                                           \
@@ -179,6 +255,8 @@ SSDPLAN_ADAMW(adamw_fp32_moments_bf16, PlainMaster, Bf16)
 SSDPLAN_ADAMW(adamw_bf16_moments_bf16, CopiedMaster<Bf16>, Bf16)
 SSDPLAN_ADAMW(adamw_fp16_moments_bf16, CopiedMaster<Fp16>, Bf16)
 SSDPLAN_ADAMW(adamw_split_moments_bf16, SplitMaster, Bf16)
+SSDPLAN_ADAMW(adamw_own, OwnMaster<Bf16>, Fp32)
+SSDPLAN_ADAMW(adamw_own_moments_bf16, OwnMaster<Bf16>, Bf16)
 #undef SSDPLAN_ADAMW
 
 SSDPLAN_INLINE std::uint32_t mixed(std::uint32_t word, std::uint32_t gradient) {
@@ -238,23 +316,33 @@ T* advanced(T* pointer, std::size_t elements, std::size_t item) {
 
 using Update = bool (*)(const AdamwStreams&, std::size_t, const AdamwScalars&, double*, std::size_t);
 
+// Of each format of moments.
+using Updates = std::array<Update, 3>;
+constexpr Updates kSplit{adamw_split, adamw_split_moments_bf16, adamw_split_moments_int8};
+constexpr Updates kOwn{adamw_own, adamw_own_moments_bf16, adamw_own_moments_int8};
+constexpr Updates kFp32{adamw_fp32, adamw_fp32_moments_bf16, adamw_fp32_moments_int8};
+constexpr Updates kBf16{adamw_bf16, adamw_bf16_moments_bf16, adamw_bf16_moments_int8};
+constexpr Updates kFp16{adamw_fp16, adamw_fp16_moments_bf16, adamw_fp16_moments_int8};
+
 Update update_of(const AdamwStreams& streams) {
-    const bool narrow = streams.moment_dtype == Dtype::bf16;
-    if (streams.residual != nullptr) return narrow ? adamw_split_moments_bf16 : adamw_split;
+    const auto moments = static_cast<std::size_t>(streams.moments);
+    if (streams.residual != nullptr) return kSplit[moments];
+    if (streams.master == nullptr) return kOwn[moments];
     switch (streams.parameter_dtype) {
         case Dtype::bf16:
-            return narrow ? adamw_bf16_moments_bf16 : adamw_bf16;
+            return kBf16[moments];
         case Dtype::fp16:
-            return narrow ? adamw_fp16_moments_bf16 : adamw_fp16;
+            return kFp16[moments];
         case Dtype::fp32:
             break;
     }
-    return narrow ? adamw_fp32_moments_bf16 : adamw_fp32;
+    return kFp32[moments];
 }
 
 void add_states(ExtentSums (&sums)[3], const AdamwStreams& streams, std::size_t elements) {
-    const std::size_t moment_bytes = elements * item_bytes(streams.moment_dtype);
-    sums[0].add(streams.master, elements * sizeof *streams.master);
+    const std::size_t moment_bytes = elements * item_bytes(streams.moments);
+    if (streams.master != nullptr) sums[0].add(streams.master, elements * sizeof *streams.master);
+    if (streams.residual != nullptr) sums[0].add(streams.residual, elements * sizeof *streams.residual);
     sums[1].add(streams.exp_avg, moment_bytes);
     sums[2].add(streams.exp_avg_sq, moment_bytes);
 }
@@ -264,12 +352,14 @@ void add_states(ExtentSums (&sums)[3], const AdamwStreams& streams, std::size_t 
 AdamwStreams AdamwStreams::from(std::size_t element) const {
     return {advanced(master, element, 4),
             advanced(residual, element, 2),
-            advanced(exp_avg, element, item_bytes(moment_dtype)),
-            advanced(exp_avg_sq, element, item_bytes(moment_dtype)),
+            advanced(exp_avg, element, item_bytes(moments)),
+            advanced(exp_avg_sq, element, item_bytes(moments)),
             advanced(gradient, element, 4),
             advanced(parameter, element, item_bytes(parameter_dtype)),
-            moment_dtype,
-            parameter_dtype};
+            moments,
+            parameter_dtype,
+            advanced(exp_avg_scales, element / kScaled, 4),
+            advanced(exp_avg_sq_scales, element / kScaled, 4)};
 }
 
 bool adamw(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars, double* squares,
@@ -289,7 +379,7 @@ bool adamw(const AdamwStreams& streams, std::size_t elements, const AdamwScalars
 }
 
 void stream_mix(const AdamwStreams& streams, std::size_t elements) {
-    (streams.moment_dtype == Dtype::bf16 ? stream_mix_bf16 : stream_mix_fp32)(streams, elements);
+    (streams.moments == Moments::bf16 ? stream_mix_bf16 : stream_mix_fp32)(streams, elements);
 }
 
 }  // namespace ssdplan

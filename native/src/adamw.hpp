@@ -6,9 +6,17 @@
 #include <cstdint>
 
 #include "checksum.hpp"
+#include "eight_bits.hpp"
 #include "formats.hpp"
 
 namespace ssdplan {
+
+// The format of both moments.
+enum class Moments { fp32, bf16, int8 };
+
+constexpr std::size_t item_bytes(Moments moments) {
+    return moments == Moments::fp32 ? 4 : moments == Moments::bf16 ? 2 : 1;
+}
 
 // Each computed in float64 and rounded once.
 struct AdamwScalars {
@@ -24,20 +32,23 @@ struct AdamwScalars {
 
 // The arrays of one update, or one range of them.
 struct AdamwStreams {
-    float* master;            // fp32; null where `residual` is given
+    float* master;            // fp32; null where `residual` is given, and where the parameter is the master
     std::uint16_t* residual;  // the exact master's difference from the bf16 parameter, in units of its last place
     void* exp_avg;
     void* exp_avg_sq;
     const float* gradient;
     void* parameter;
-    Dtype moment_dtype;     // fp32 or bf16
-    Dtype parameter_dtype;  // bf16 with a residual
+    Moments moments;
+    Dtype parameter_dtype;  // bf16 without a master
+
+    float* exp_avg_scales;  // with moments in int8, of each block of kScaled elements; else null
+    float* exp_avg_sq_scales;
 
     AdamwStreams from(std::size_t element) const;  // the same streams, beginning at an element
 };
 
-// What a store needs to know of masters, exp_avg and exp_avg_sq, in this order: the sums of their bytes as they were
-// before an update, and as it leaves them.
+// What a store needs to know of masters or their residuals, if there are any, exp_avg and exp_avg_sq, in this order:
+// the sums of their bytes as they were before an update, and as it leaves them. Scales are not among them.
 struct AdamwSums {
     ExtentSums before[3];
     ExtentSums after[3];
@@ -45,8 +56,8 @@ struct AdamwSums {
 
 // Returns whether every scaled gradient is finite. `squares` is null, or receives the sum of squares of each block of
 // the gradient, unscaled, taken while the pass has it at hand: sum_of_squares() of kBlock elements, or of the last
-// ones. `sums` is null, or takes the bytes of the states, block after block, while these are in a cache: masters must
-// be there, and a stream's bytes a multiple of kChecksumUnit.
+// ones. `sums` is null, or takes the bytes of the states, block after block, while these are in a cache: a stream's
+// bytes are a multiple of kChecksumUnit. With moments in int8, elements are a multiple of kScaled.
 bool adamw(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars, double* squares = nullptr,
            AdamwSums* sums = nullptr);
 

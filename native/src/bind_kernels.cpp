@@ -34,6 +34,9 @@ py::tuple released(const Compute& compute) {
     return py::make_tuple(statistics->finite, integer);
 }
 
+// Addresses of the scales of both moments; 0 where these are not in int8.
+using Scales = std::array<std::uintptr_t, 2>;
+
 // Binds `update(arrays, settings, threads)` under a name.
 template <typename Update>
 void define_adamw(py::module_& module, const char* name, const Update& update, const char* doc) {
@@ -42,16 +45,17 @@ void define_adamw(py::module_& module, const char* name, const Update& update, c
         [update](std::optional<std::uintptr_t> master, std::uintptr_t exp_avg, std::uintptr_t exp_avg_sq,
                  std::uintptr_t gradient, std::uintptr_t parameter, const std::string& parameter_dtype,
                  std::int64_t elements, std::optional<std::uintptr_t> residual, const std::string& moment_dtype,
-                 double lr, double beta1, double beta2, double eps, double weight_decay, std::int64_t step,
-                 double gradient_scale, std::int64_t threads) {
-            const AdamwArrays arrays{elements, master.value_or(0), residual.value_or(0),
-                                     exp_avg,  exp_avg_sq,         parse_dtype(moment_dtype),
-                                     gradient, parameter,          parse_dtype(parameter_dtype)};
+                 const Scales& scales, double lr, double beta1, double beta2, double eps, double weight_decay,
+                 std::int64_t step, double gradient_scale, std::int64_t threads) {
+            const AdamwArrays arrays{elements,  master.value_or(0), residual.value_or(0),
+                                     exp_avg,   exp_avg_sq,         parse_moments(moment_dtype),
+                                     gradient,  parameter,          parse_dtype(parameter_dtype),
+                                     scales[0], scales[1]};
             return update(arrays, AdamwSettings{lr, beta1, beta2, eps, weight_decay, step, gradient_scale}, threads);
         },
         "master"_a, "exp_avg"_a, "exp_avg_sq"_a, "gradient"_a, "parameter"_a, "parameter_dtype"_a, "elements"_a,
-        py::kw_only(), "residual"_a = py::none(), "moment_dtype"_a = "fp32", "lr"_a, "beta1"_a, "beta2"_a, "eps"_a,
-        "weight_decay"_a, "step"_a, "gradient_scale"_a = 1.0, "threads"_a = 2, doc);
+        py::kw_only(), "residual"_a = py::none(), "moment_dtype"_a = "fp32", "scales"_a = Scales{}, "lr"_a, "beta1"_a,
+        "beta2"_a, "eps"_a, "weight_decay"_a, "step"_a, "gradient_scale"_a = 1.0, "threads"_a = 2, doc);
 }
 
 using Update = std::tuple<std::int64_t, std::int64_t, double, double>;
@@ -77,15 +81,18 @@ void bind_kernels(py::module_& module) {
 Arrays, by address, all of `elements` elements:
 parameter: receives the new master weights in parameter_dtype ("bf16", "fp16" or "fp32").
 master: fp32 masters, updated in place; the parameter is the master rounded to nearest even, and may be the same array
-    when it is fp32. Or None, with
+    when it is fp32. Or None: a bf16 parameter is updated in fp32 and rounded to nearest even once, or has a
 residual: 16-bit integers, updated in place, that with a bf16 parameter are the master: its bits are those of the
     parameter, as fp32, plus the residual as a signed number. For 16 bits to suffice, the parameter is rounded to
     nearest with ties away from zero. The masters' trajectory is that of fp32 masters bit for bit, given the same
     gradients; the payload of a NaN is lost.
-exp_avg, exp_avg_sq: the moments in moment_dtype ("fp32" or "bf16"), updated in place. With bf16 they are read into
-    fp32, and what is computed in fp32 from the unrounded new moments is stored rounded to nearest even (MemAscend's
+exp_avg, exp_avg_sq: the moments in moment_dtype ("fp32", "bf16" or "int8"), updated in place. With bf16 they are read
+    into fp32, and what is computed in fp32 from the unrounded new moments is stored rounded to nearest even (MemAscend's
     half-precision optimizer). With 8 bits a moment stands still where its change is below 2^-9 of it, as the second
     does at a beta2 of 0.999 unless a squared gradient exceeds about three times it: lossy, a user's choice.
+    With int8 a byte is the number of a fraction of the `scales` that its block of 64 elements has, one fp32 for each of
+    both moments: block-wise dynamic quantization (Dettmers et al., 2022; native/src/eight_bits.hpp). Elements are whole
+    blocks.
 gradient: fp32, only read.
 
 `step` counts from 1. The gradient is multiplied by gradient_scale, rounded to fp32, first: the inverse of the loss
@@ -97,8 +104,8 @@ range it lies, on any instruction set and number of threads (only the payload of
 Finiteness is seen by exponent bits, fused into the pass (MemAscend's overflow check); the update is made in either
 case.
 
-Raises ValueError for a null or misaligned pointer, both or neither of master and residual, a residual of another
-parameter than bf16, an unknown dtype, a negative size or a number out of range.)");
+Raises ValueError for a null or misaligned pointer, both master and residual, neither
+of them or a residual with another parameter than bf16, an unknown dtype, a negative size or a number out of range.)");
     define_adamw(
         module, "adamw_statistics",
         [](const AdamwArrays& arrays, const AdamwSettings& settings, std::int64_t threads) {
@@ -110,14 +117,16 @@ finite is what `adamw` returns, parameters and moments get the same bits, and su
 `gradient_statistics`. Raises ValueError as `adamw`.)");
     module.def(
         "adamw_summed",
-        [](std::uintptr_t master, std::uintptr_t exp_avg, std::uintptr_t exp_avg_sq, std::uintptr_t gradient,
-           std::uintptr_t parameter, const std::string& parameter_dtype, std::int64_t elements,
-           const std::array<std::int64_t, 3>& positions, const std::vector<std::int64_t>& ends,
-           const std::string& moment_dtype, double lr, double beta1, double beta2, double eps, double weight_decay,
-           std::int64_t step, double gradient_scale, std::int64_t threads) {
-            const AdamwArrays arrays{elements, master,     0,
-                                     exp_avg,  exp_avg_sq, parse_dtype(moment_dtype),
-                                     gradient, parameter,  parse_dtype(parameter_dtype)};
+        [](std::optional<std::uintptr_t> master, std::uintptr_t exp_avg, std::uintptr_t exp_avg_sq,
+           std::uintptr_t gradient, std::uintptr_t parameter, const std::string& parameter_dtype, std::int64_t elements,
+           const std::vector<std::int64_t>& positions, const std::vector<std::int64_t>& ends,
+           std::optional<std::uintptr_t> residual, const std::string& moment_dtype, const Scales& scales, double lr,
+           double beta1, double beta2, double eps, double weight_decay, std::int64_t step, double gradient_scale,
+           std::int64_t threads) {
+            const AdamwArrays arrays{elements,  master.value_or(0), residual.value_or(0),
+                                     exp_avg,   exp_avg_sq,         parse_moments(moment_dtype),
+                                     gradient,  parameter,          parse_dtype(parameter_dtype),
+                                     scales[0], scales[1]};
             const AdamwSettings settings{lr, beta1, beta2, eps, weight_decay, step, gradient_scale};
             AdamwSummed summed;
             const py::tuple statistics = released([&] {
@@ -127,18 +136,21 @@ finite is what `adamw` returns, parameters and moments get the same bits, and su
             return py::make_tuple(statistics[0], statistics[1], summed.before, summed.after);
         },
         "master"_a, "exp_avg"_a, "exp_avg_sq"_a, "gradient"_a, "parameter"_a, "parameter_dtype"_a, "elements"_a,
-        py::kw_only(), "positions"_a, "ends"_a, "moment_dtype"_a = "fp32", "lr"_a, "beta1"_a, "beta2"_a, "eps"_a,
-        "weight_decay"_a, "step"_a, "gradient_scale"_a = 1.0, "threads"_a = 2,
+        py::kw_only(), "positions"_a, "ends"_a, "residual"_a = py::none(), "moment_dtype"_a = "fp32",
+        "scales"_a = Scales{}, "lr"_a, "beta1"_a, "beta2"_a, "eps"_a, "weight_decay"_a, "step"_a,
+        "gradient_scale"_a = 1.0, "threads"_a = 2,
         R"(`adamw_statistics`, and the sums of the states as they were and as they are, in the one pass: (finite,
 sum_of_squares, before, after).
 
-The states lie among bytes that are cut into extents: `positions` are the bytes at which the range's masters, exp_avg and
-exp_avg_sq begin there, `ends` those at which the extents end. before and after are lists, one sum an extent: the
+The states lie among bytes that are cut into extents: `positions` are the bytes at which the range's masters or
+residuals (where there are none, any number), exp_avg, exp_avg_sq and in int8 the scales of both begin there, `ends` those at which the extents end. before and after are lists, one sum an extent: the
 exclusive or of what ranges that make up an extent give, put into `checksum_of`, is the `checksum` of that extent before
 and after these updates. What is summed is in a cache anyway, so this takes much less than two passes more.
 
-Raises ValueError as `adamw_statistics`, for masters with a residual, and where the bytes of a stream, a position or an end
-is no multiple of 256, ends do not rise or states lie beyond them.)");
+Scales are summed up to a multiple of 256 bytes; what lies behind them there is zero or another range's to leave out.
+
+Raises ValueError as `adamw_statistics`, and where the bytes of a stream, a position or an end is no multiple of 256, ends
+do not rise or states lie beyond them.)");
     module.def("checksum_of", &parallel_checksum_of, "sum"_a, "nbytes"_a,
                "The `checksum` of nbytes of which `sum` is the sum, as `adamw_summed` tells it. Raises ValueError for "
                "a size that `checksum` refuses.");
@@ -146,8 +158,8 @@ is no multiple of 256, ends do not rise or states lie beyond them.)");
         "stream_mix",
         [](std::uintptr_t master, std::uintptr_t exp_avg, std::uintptr_t exp_avg_sq, std::uintptr_t gradient,
            std::uintptr_t parameter, std::int64_t elements, const std::string& moment_dtype, std::int64_t threads) {
-            const AdamwArrays arrays{elements, master,    0,          exp_avg, exp_avg_sq, parse_dtype(moment_dtype),
-                                     gradient, parameter, Dtype::bf16};
+            const AdamwArrays arrays{elements, master,    0,           exp_avg, exp_avg_sq, parse_moments(moment_dtype),
+                                     gradient, parameter, Dtype::bf16, 0,       0};
             parallel_stream_mix(arrays, threads);
         },
         "master"_a, "exp_avg"_a, "exp_avg_sq"_a, "gradient"_a, "parameter"_a, "elements"_a, py::kw_only(),

@@ -50,6 +50,11 @@ std::size_t checked_summed(const char* name, std::int64_t nbytes) {
     return length;
 }
 
+// So many bytes up to a whole unit of the checksum.
+std::size_t whole_units(std::size_t nbytes) {
+    return (nbytes + kChecksumUnit - 1) / kChecksumUnit * kChecksumUnit;
+}
+
 void check_pointer(const char* name, std::uintptr_t pointer, std::size_t elements, std::size_t alignment) {
     if (elements == 0) return;
     if (pointer == 0) throw std::invalid_argument(std::string(name) + " is a null pointer");
@@ -93,20 +98,33 @@ T* at(std::uintptr_t address) {
 
 AdamwStreams checked_streams(const AdamwArrays& a) {
     const std::size_t elements = checked_size("elements", a.elements);
-    if (a.moment_dtype == Dtype::fp16) throw std::invalid_argument("moment_dtype must be 'fp32' or 'bf16', not 'fp16'");
-    check_pointer("exp_avg", a.exp_avg, elements, item_bytes(a.moment_dtype));
-    check_pointer("exp_avg_sq", a.exp_avg_sq, elements, item_bytes(a.moment_dtype));
+    check_pointer("exp_avg", a.exp_avg, elements, item_bytes(a.moments));
+    check_pointer("exp_avg_sq", a.exp_avg_sq, elements, item_bytes(a.moments));
     check_pointer("gradient", a.gradient, elements, sizeof(float));
     check_pointer("parameter", a.parameter, elements, item_bytes(a.parameter_dtype));
-    if (a.residual == 0) {
+    if (a.master != 0) {
+        if (a.residual != 0) throw std::invalid_argument("master and residual exclude each other");
         check_pointer("master", a.master, elements, sizeof(float));
     } else {
-        if (a.master != 0) throw std::invalid_argument("master and residual exclude each other");
-        if (a.parameter_dtype != Dtype::bf16) throw std::invalid_argument("a residual needs a parameter of 'bf16'");
-        check_pointer("residual", a.residual, elements, sizeof(std::uint16_t));
+        const char* const what = a.residual != 0 ? "a residual needs" : "without a master there must be";
+        if (a.parameter_dtype != Dtype::bf16 && (a.residual != 0 || elements > 0)) {
+            throw std::invalid_argument(std::string(what) + " a parameter of 'bf16'");
+        }
+        if (a.residual != 0) check_pointer("residual", a.residual, elements, sizeof(std::uint16_t));
+    }
+    if (a.moments == Moments::int8) {
+        if (elements % kScaled != 0) {
+            throw std::invalid_argument("with moments in int8 elements must be a multiple of " +
+                                        std::to_string(kScaled) + ", not " + std::to_string(elements));
+        }
+        check_pointer("exp_avg_scales", a.exp_avg_scales, elements, sizeof(float));
+        check_pointer("exp_avg_sq_scales", a.exp_avg_sq_scales, elements, sizeof(float));
+    } else if (a.exp_avg_scales != 0 || a.exp_avg_sq_scales != 0) {
+        throw std::invalid_argument("only moments in int8 have scales");
     }
     return {at<float>(a.master),         at<std::uint16_t>(a.residual), at<void>(a.exp_avg), at<void>(a.exp_avg_sq),
-            at<const float>(a.gradient), at<void>(a.parameter),         a.moment_dtype,      a.parameter_dtype};
+            at<const float>(a.gradient), at<void>(a.parameter),         a.moments,           a.parameter_dtype,
+            at<float>(a.exp_avg_scales), at<float>(a.exp_avg_sq_scales)};
 }
 
 // Rising multiples of the checksum's unit.
@@ -186,6 +204,13 @@ Dtype parse_dtype(const std::string& name) {
     throw std::invalid_argument("dtype must be 'fp32', 'bf16' or 'fp16', not '" + name + "'");
 }
 
+Moments parse_moments(const std::string& name) {
+    if (name == "fp32") return Moments::fp32;
+    if (name == "bf16") return Moments::bf16;
+    if (name == "int8") return Moments::int8;
+    throw std::invalid_argument("moment_dtype must be 'fp32', 'bf16' or 'int8', not '" + name + "'");
+}
+
 bool parallel_adamw(const AdamwArrays& arrays, const AdamwSettings& settings, std::int64_t threads) {
     const unsigned workers = checked_threads(threads);
     const AdamwStreams streams = checked_streams(arrays);
@@ -219,37 +244,51 @@ AdamwSummed parallel_adamw_summed(const AdamwArrays& arrays, const AdamwSettings
     const AdamwStreams streams = checked_streams(arrays);
     const AdamwScalars scalars = checked_scalars(settings);
     const auto elements = static_cast<std::size_t>(arrays.elements);
-    if (streams.residual != nullptr) throw std::invalid_argument("masters with residuals are not summed");
     const std::vector<std::size_t> ends = checked_ends(places.ends);
-    const std::size_t moment = item_bytes(streams.moment_dtype);
-    const std::array<std::size_t, 3> items{sizeof(float), moment, moment};
-    std::array<std::size_t, 3> positions{};
-    for (std::size_t stream = 0; stream < items.size(); ++stream) {
+    const bool scaled = streams.moments == Moments::int8;
+    if (places.positions.size() != (scaled ? 5 : 3)) {
+        throw std::invalid_argument("positions must be one for each stream of states");
+    }
+    const std::size_t moment = item_bytes(streams.moments);
+    const std::size_t master = streams.master != nullptr ? 4 : streams.residual != nullptr ? 2 : 0;
+    const std::array<std::size_t, 5> bytes{elements * master, elements * moment, elements * moment,
+                                           whole_units(elements / kScaled * sizeof(float)),
+                                           whole_units(elements / kScaled * sizeof(float))};
+    std::array<std::size_t, 5> positions{};
+    for (std::size_t stream = 0; stream < places.positions.size(); ++stream) {
+        if (bytes[stream] == 0) continue;
         positions[stream] = checked_summed("positions", places.positions[stream]);
-        const std::size_t nbytes =
-            checked_summed("the bytes of a stream", static_cast<std::int64_t>(elements * items[stream]));
-        if (elements > 0 && (ends.empty() || positions[stream] + nbytes > ends.back())) {
+        const std::size_t nbytes = checked_summed("the bytes of a stream", static_cast<std::int64_t>(bytes[stream]));
+        if (ends.empty() || positions[stream] + nbytes > ends.back()) {
             throw std::invalid_argument("states lie beyond the end of all extents");
         }
     }
     std::vector<std::atomic<std::uint64_t>> before(ends.size());
     std::vector<std::atomic<std::uint64_t>> after(ends.size());
+    const auto add_scales = [&](std::vector<std::atomic<std::uint64_t>>& sums) {
+        if (!scaled || elements == 0) return;
+        ExtentSums(ends, positions[3], sums.data()).add(streams.exp_avg_scales, bytes[3]);
+        ExtentSums(ends, positions[4], sums.data()).add(streams.exp_avg_sq_scales, bytes[4]);
+    };
+    add_scales(before);
     const GradientStatistics statistics =
         statistics_by_pieces(elements, workers, [&](std::size_t begin, std::size_t count, double* squares) {
             const auto from = [&](std::size_t stream, std::vector<std::atomic<std::uint64_t>>& sums) {
-                return ExtentSums(ends, positions[stream] + begin * items[stream], sums.data());
+                const std::size_t item = stream == 0 ? master : moment;
+                return ExtentSums(ends, positions[stream] + begin * item, sums.data());
             };
             AdamwSums sums{{from(0, before), from(1, before), from(2, before)},
                            {from(0, after), from(1, after), from(2, after)}};
             return adamw(streams.from(begin), count, scalars, squares, &sums);
         });
+    add_scales(after);
     return {statistics, {before.begin(), before.end()}, {after.begin(), after.end()}};
 }
 
 void parallel_stream_mix(const AdamwArrays& arrays, std::int64_t threads) {
     const unsigned workers = checked_threads(threads);
     const AdamwStreams streams = checked_streams(arrays);
-    if (streams.residual != nullptr || item_bytes(streams.parameter_dtype) != 2) {
+    if (streams.master == nullptr || streams.moments == Moments::int8 || item_bytes(streams.parameter_dtype) != 2) {
         throw std::invalid_argument("the mix is that of fp32 masters and a parameter of 2 bytes");
     }
     const auto elements = static_cast<std::size_t>(arrays.elements);

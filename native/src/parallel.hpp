@@ -9,29 +9,33 @@
 #include <string>
 #include <vector>
 
+#include "adamw.hpp"
 #include "exact_sum.hpp"
 #include "formats.hpp"
 
 namespace ssdplan {
 
-Dtype parse_dtype(const std::string& name);  // throws std::invalid_argument
+Dtype parse_dtype(const std::string& name);      // throws std::invalid_argument
+Moments parse_moments(const std::string& name);  // likewise
 
 struct GradientStatistics {
     bool finite;
     ExactSum sum_of_squares;  // of the blocks that are finite
 };
 
-// Addresses of the arrays that AdamwStreams describes; 0 for the one of master and residual that is not there.
+// Addresses of the arrays that AdamwStreams describes; 0 for what is not there.
 struct AdamwArrays {
     std::int64_t elements;
     std::uintptr_t master;
     std::uintptr_t residual;
     std::uintptr_t exp_avg;
     std::uintptr_t exp_avg_sq;
-    Dtype moment_dtype;
+    Moments moments;
     std::uintptr_t gradient;
     std::uintptr_t parameter;
     Dtype parameter_dtype;
+    std::uintptr_t exp_avg_scales;
+    std::uintptr_t exp_avg_sq_scales;
 };
 
 struct AdamwSettings {
@@ -44,9 +48,11 @@ struct AdamwSettings {
     double gradient_scale;
 };
 
-// Where a range's masters, exp_avg and exp_avg_sq lie among bytes that are summed, and where the extents of these end.
+// Where a range's masters or residuals (where there are none, any number), exp_avg and exp_avg_sq, and with moments in
+// int8 the scales of both, lie among bytes that are summed; and where the extents of these end. Scales are summed up to
+// a whole kChecksumUnit, behind which others may lie only if theirs end there: a range is all of what shares that unit.
 struct AdamwPlaces {
-    std::array<std::int64_t, 3> positions;
+    std::vector<std::int64_t> positions;
     std::vector<std::int64_t> ends;
 };
 

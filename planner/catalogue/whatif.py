@@ -24,9 +24,10 @@ from ssdplan.plans.documents.state_layout import (
     ELEMENT_BYTES,
     GRADIENT_BYTES,
     GRAIN,
-    OPTIMIZER_BYTES,
+    OPTIMIZER_FORMATS,
     TENSOR_ALIGNMENT,
-    OptimizerStates,
+    USUAL,
+    OptimizerFormats,
     Precision,
 )
 from ssdplan.plans.documents.stripe_shares import CYCLE
@@ -304,8 +305,11 @@ def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Fi
         compute_shares_cpu=emulated,
         h2d_bandwidth=figures["link.h2d"].value,
         d2h_bandwidth=figures["link.d2h"].value,
-        update_rate=moved / (_updated_bytes("fp32") + copy),
-        update_rate_bf16=moved / (_updated_bytes("bf16") + copy),
+        update_rate=moved / (_updated_bytes(USUAL) + copy),
+        update_rate_bf16=moved / (_updated_bytes(OPTIMIZER_FORMATS["fp32", "bf16"]) + copy),
+        update_rate_int8=min(
+            cores * IN_INT8_A_CORE, moved / (_updated_bytes(OPTIMIZER_FORMATS["fp32", "int8"]) + copy)
+        ),
         perturb_rate=passing / (3 * copy + DRAWN_BYTES),
         pending_rate=passing / DRAWN_BYTES,
         perturb_rate_masters=None
@@ -315,7 +319,7 @@ def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Fi
         pending_rate_host=min(cores * DRAWN_A_CORE, moved / (2 * ELEMENT_BYTES["fp32"])),
         rows_bandwidth=moved / 2,
         dram_bandwidth=None if emulated else moved,
-        device_update_rate=None if emulated else passing / (_updated_bytes("fp32") + copy + GRADIENT_BYTES),
+        device_update_rate=None if emulated else passing / (_updated_bytes(USUAL) + copy + GRADIENT_BYTES),
         update_threads=cores,
         compute_threads=cores,
         volumes=tuple(
@@ -344,10 +348,15 @@ DRAWN_A_CORE = 2e8
 """What a core of host draws a second; two cores made 0.22 billion together while others used them, and 0.78 alone."""
 
 
-def _updated_bytes(optimizer_states: OptimizerStates) -> float:
+IN_INT8_A_CORE = 8e7
+"""Elements a second whose moments a core of host keeps in int8: it looks four of each up in tables. Two cores of an AMD
+EPYC with AVX-512 updated 0.17 billion together."""
+
+
+def _updated_bytes(formats: OptimizerFormats) -> float:
     """Bytes that the fused update moves an element: it reads master, two moments and gradient, and writes all but the
     gradient. The copy that compute uses comes on top."""
-    return 2 * OPTIMIZER_BYTES[optimizer_states] + GRADIENT_BYTES
+    return 2 * formats.mean_bytes + GRADIENT_BYTES
 
 
 # The model.

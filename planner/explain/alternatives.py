@@ -13,7 +13,7 @@ from typing import Literal
 from ssdplan.plans.analysis.sublayers import blocks_with_backward
 from ssdplan.plans.documents.plan import Compared, Decision, Prediction, Recompute, needs_all_gradients
 from ssdplan.plans.documents.profile import PAPER, Model, rungs_to_save_by
-from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, checkpoint_bytes, optimizer_bytes
+from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, checkpoint_bytes
 from ssdplan.plans.schedule.shards import Shards
 from ssdplan.plans.units import format_bytes
 
@@ -241,7 +241,7 @@ class _Comparison:
     def _on_device(self) -> Compared:
         size, n = self.candidate.micro_batch_size, self.candidate.micro_batches
         owned = Shards(self.decision.shares).owned(self.model)
-        nbytes = device_alone_bytes(owned, size, self.decision.optimizer_states)
+        nbytes = device_alone_bytes(owned, size, self.decision.formats)
         seconds = n * compute_seconds(self.model, size, 1)
         needs = _needs([f"{format_bytes(nbytes)} of device memory"] if nbytes > self.budget.device else [])
         return Compared(
@@ -377,7 +377,7 @@ class _Comparison:
 
     @property
     def _optimizer_bytes(self) -> int:
-        return optimizer_bytes(trained_elements(self.model), self.fixed.optimizer_states)
+        return self.fixed.formats.range_bytes(trained_elements(self.model))
 
     @property
     def _checkpoint_bytes(self) -> int:

@@ -12,9 +12,7 @@ from ssdplan.plans.documents.plan import Alternative, Compared, Plan, Reason, ne
 from ssdplan.plans.documents.profile import Model
 from ssdplan.plans.documents.state_layout import (
     GRADIENT_BYTES,
-    OPTIMIZER_BYTES,
     checkpoint_bytes,
-    optimizer_bytes,
 )
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.shards import Shards
@@ -347,9 +345,7 @@ def _on_host_bytes(plan: Plan) -> float:
         each = decision.parameters_of(state).element_bytes * (there + place.parameters_device * decision.unified_memory)
         if not state.frozen:
             on_host = place.optimizer_prompt_host + place.optimizer_delayed_host
-            updated = (
-                OPTIMIZER_BYTES[decision.optimizer_states] * on_host + GRADIENT_BYTES * place.delayed_gradient_host
-            )
+            updated = decision.formats.mean_bytes * on_host + GRADIENT_BYTES * place.delayed_gradient_host
             each += (1.0 - place.optimizer_device) * updated
         total += state.elements * each
     return total
@@ -396,7 +392,7 @@ def _offloading(plan: Plan) -> str:
     decision = plan.decision
     if decision.unified_memory:
         return "Compute works on host memory itself: nothing is copied to a device and back."
-    needed = device_alone_bytes(_owned(plan), decision.micro_batch_size, decision.optimizer_states)
+    needed = device_alone_bytes(_owned(plan), decision.micro_batch_size, decision.formats)
     budget = format_bytes(decision.device_budget_bytes)
     if needed > decision.device_budget_bytes:
         all_stay = all(place.parameters_device == 1.0 for place in decision.placement.values())
@@ -458,7 +454,7 @@ def _owned(plan: Plan) -> Model:
 def _state_bytes(plan: Plan) -> int:
     model = _owned(plan)
     parameters = sum(plan.decision.parameters_of(state).bytes_of(state.elements) for state in model.states)
-    return parameters + optimizer_bytes(trained_elements(model), plan.decision.optimizer_states)
+    return parameters + plan.decision.formats.range_bytes(trained_elements(model))
 
 
 def _checkpoint_bytes(plan: Plan) -> int:

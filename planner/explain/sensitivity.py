@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from ssdplan.plans.documents.plan import Sensitivity
 from ssdplan.plans.documents.profile import Machine, Model, Network
+from ssdplan.plans.documents.state_layout import OPTIMIZER_FORMATS
 from ssdplan.plans.units import format_bytes
 
 from ..fit.budgets import Candidate
@@ -88,8 +89,10 @@ def sensitivities(fitter: Fitter, solved: Solved) -> tuple[Sensitivity, ...]:
             lambda: seconds(machine=_faster_updates(machine, 2.0)),
         ),
     ]
-    if branch.fixed.optimizer_states == "fp32" and not branch.fixed.zeroth_order:
-        halved = replace(branch, fixed=replace(branch.fixed, optimizer_states="bf16"))
+    if branch.fixed.formats.moments == "fp32" and not branch.fixed.zeroth_order:
+        halved = replace(
+            branch, fixed=replace(branch.fixed, formats=OPTIMIZER_FORMATS[branch.fixed.formats.masters, "bf16"])
+        )
         changes.append(
             _Change(
                 "optimizer states in bf16",
@@ -206,7 +209,7 @@ def _faster_network(machine: Machine, network: Network, factor: float) -> Machin
 
 def _faster_updates(machine: Machine, factor: float) -> Machine:
     """`machine` with a faster optimizer, whatever the format of its states."""
-    names = ("update_rate", "update_rate_bf16", "checksum_rate")
+    names = ("update_rate", "update_rate_bf16", "update_rate_int8", "checksum_rate")
     rates = {name: getattr(machine, name) for name in names}
     return machine.model_copy(update={name: rate and rate * factor for name, rate in rates.items()})
 

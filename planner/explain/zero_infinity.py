@@ -265,9 +265,7 @@ def horizontal_traffic(
 
 def vertical_traffic(model: Model, *, micro_batch_size: int, micro_batches: int) -> Moved:
     """What our own schedule moves when all states and checkpoints live on ssd and no update is delayed."""
-    work = Work(
-        micro_batch_size=micro_batch_size, micro_batches=micro_batches, schedule="vertical", optimizer_states="fp32"
-    )
+    work = Work(micro_batch_size=micro_batch_size, micro_batches=micro_batches, schedule="vertical")
     found = stages(model, layer_groups(model), work)
     return Moved(
         h2d=sum(stage.count * stage.h2d_bytes[CONSTANT] for stage in found),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ssdplan.plans.documents.plan import Decision
 from ssdplan.plans.documents.profile import Model
-from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, GRAIN, optimizer_bytes
+from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, GRAIN
 from ssdplan.plans.graph.ops import Schedule
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.schedule.shards import Shards
@@ -76,7 +76,7 @@ class Builder:
         # Every form of a state is cut to whole grains, every activation checkpoint to whole pages.
         states = len(self.model.states) - len(self.short.states)
         each = GRADIENT_BYTES + max(decision.parameters_of(state).element_bytes for state in self.model.states)
-        rounding = states * (optimizer_bytes(GRAIN, decision.optimizer_states) + GRAIN * each)
+        rounding = states * (decision.formats.range_bytes(GRAIN) + GRAIN * each)
         if 0.0 < decision.checkpoint_host < 1.0:
             rounding += dropped * decision.micro_batches * PAGE
         return Needs(

@@ -46,7 +46,7 @@ class Fitter:
 
     def __init__(self, model: Model, machine: Machine, budget: Needs, fixed: FixedChoices) -> None:
         self.model, self.machine, self.budget, self.fixed = model, machine, budget, fixed
-        self.usuals, self.tight, self.others = paces(model, budget, fixed.optimizer_states, fixed.shares)
+        self.usuals, self.tight, self.others = paces(model, budget, fixed.formats, fixed.shares)
         self.usual = self.usuals[0]
         self.builder = Builder(model)
         self.pipelines = Pipelines(model, self.builder.short, self._spilled)
@@ -444,7 +444,8 @@ class Fitter:
             schedule=self.fixed.schedule,
             optimizer="mezo" if self.fixed.zeroth_order else "adamw",
             zeroth_order=self.fixed.zeroth_order,
-            optimizer_states=self.fixed.optimizer_states,
+            optimizer_states=self.fixed.formats.moments,
+            masters=self.fixed.formats.masters,
             clip_grad_norm=self.fixed.clip_grad_norm,
             precision=self.model.precision,
             micro_batch_size=candidate.micro_batch_size,

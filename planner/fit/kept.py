@@ -3,8 +3,9 @@
 Owns that rounding, and the case of a device that keeps everything.
 """
 
-from ssdplan.plans.documents.profile import Machine, Model, device_update_rate
-from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, OptimizerStates, optimizer_bytes
+from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.documents.rates import device_update_rate
+from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, OptimizerFormats
 
 from ..program.choices import FixedChoices, KeptShares
 from ..program.placement import ProgramResult
@@ -34,10 +35,10 @@ def everything(model: Model) -> dict[str, KeptShares]:
     return {name: KeptShares(1.0, 0.0, float(name not in frozen)) for name in {s.state_class for s in model.states}}
 
 
-def states_bytes(model: Model, optimizer_states: OptimizerStates) -> int:
+def states_bytes(model: Model, formats: OptimizerFormats) -> int:
     """What a device that keeps everything has of states alone."""
     each = ELEMENT_BYTES[model.precision]
-    trained = sum(optimizer_bytes(state.elements, optimizer_states) for state in model.states if not state.frozen)
+    trained = sum(formats.range_bytes(state.elements) for state in model.states if not state.frozen)
     return trained + each * sum(state.elements for state in model.states)
 
 
@@ -45,8 +46,8 @@ def may_keep_everything(model: Model, machine: Machine, device_bytes: int, fixed
     """Whether the device can update, has room for all states, and nothing that the user has fixed is against it."""
     decided = fixed.optimizer, fixed.kept, fixed.checkpoints_device, fixed.zeroth_order
     may = fixed.schedule == "vertical" and fixed.ranks == 1 and all(each is None for each in decided)
-    can = device_update_rate(machine, fixed.optimizer_states) is not None
-    return may and can and states_bytes(model, fixed.optimizer_states) < device_bytes
+    can = device_update_rate(machine, fixed.formats) is not None
+    return may and can and states_bytes(model, fixed.formats) < device_bytes
 
 
 def keeps(program: ProgramResult) -> bool:

@@ -11,8 +11,7 @@ from ssdplan.plans.documents.state_layout import (
     ELEMENT_BYTES,
     GRADIENT_BYTES,
     GRAIN,
-    OPTIMIZER_BYTES,
-    OptimizerStates,
+    OptimizerFormats,
 )
 
 from .budgets import Needs
@@ -37,12 +36,12 @@ class Pace:
 
 
 def paces(
-    model: Model, budget: Needs, optimizer_states: OptimizerStates, ranks: int
+    model: Model, budget: Needs, formats: OptimizerFormats, ranks: int
 ) -> tuple[tuple[Pace, ...], Pace, tuple[Pace, ...]]:
     """The usual pace, of several ranks in both ways, the better first; the one that takes least memory; and those that
     may hide more where a drive is the slowest: shorter chunks and more of them on their way."""
     largest = max(state.elements for state in model.states if not state.frozen)
-    each = OPTIMIZER_BYTES[optimizer_states] + GRADIENT_BYTES + ELEMENT_BYTES[model.precision]
+    each = formats.mean_bytes + GRADIENT_BYTES + ELEMENT_BYTES[model.precision]
     affordable = CHUNKS_SHARE * budget.host / (CHUNKS_AT_ONCE * each)
     smallest, usual = max(1 << 16, largest / 128), max(1 << 20, largest / 64)
     usual_pace = Pace(_grains(min(max(affordable, smallest), usual)), 3, behind=ranks > 1)

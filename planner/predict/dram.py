@@ -6,18 +6,19 @@ alike.
 
 from collections.abc import Sequence
 
-from ssdplan.plans.documents.profile import Machine, rows_rates, update_rate
-from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, OPTIMIZER_BYTES, OptimizerStates
+from ssdplan.plans.documents.profile import Machine
+from ssdplan.plans.documents.rates import rows_rates, update_rate
+from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, USUAL, OptimizerFormats
 from ssdplan.plans.graph.ops import Op, Perturb, TakeRows, Update
 
 COPY_BYTES = 2
 """Of an element's parameters that an update leaves, in half precision."""
 
 
-def updated_bytes(optimizer_states: OptimizerStates) -> float:
+def updated_bytes(formats: OptimizerFormats) -> float:
     """Bytes that the fused update moves an element: it reads master, two moments and gradient, and writes all but the
-    gradient, and the copy that compute uses."""
-    return 2 * OPTIMIZER_BYTES[optimizer_states] + GRADIENT_BYTES + COPY_BYTES
+    gradient, and the copy that compute uses, which it may read too."""
+    return 2 * formats.mean_bytes + GRADIENT_BYTES + COPY_BYTES * (2 if formats.takes_copy else 1)
 
 
 def host_moves(machine: Machine, ops: Sequence[Op]) -> float:
@@ -30,6 +31,6 @@ def host_moves(machine: Machine, ops: Sequence[Op]) -> float:
         return max(2 * op.parameters.nbytes * rates[0] / (op.elements * op.waiting) for op in passes)
     if rates and any(isinstance(op, TakeRows) for op in ops):
         return 2 * rates[1]
-    formats = [op.optimizer_states for op in ops if isinstance(op, Update) and not op.on_device]
-    states: OptimizerStates = formats[0] if formats else "fp32"
-    return update_rate(machine, states) * updated_bytes(states)
+    found = [op.formats for op in ops if isinstance(op, Update) and not op.on_device]
+    formats = found[0] if found else USUAL
+    return update_rate(machine, formats) * updated_bytes(formats)

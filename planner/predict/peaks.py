@@ -11,10 +11,10 @@ from ssdplan.plans.documents.plan import Decision, Saved
 from ssdplan.plans.documents.profile import Machine, Model, Rung, Timing, quickest
 from ssdplan.plans.documents.state_layout import (
     ELEMENT_BYTES,
+    FP32,
     GRADIENT_BYTES,
-    OptimizerStates,
+    OptimizerFormats,
     checkpoint_bytes,
-    optimizer_bytes,
 )
 from ssdplan.plans.graph.ops import GraphName, Schedule
 from ssdplan.plans.units import whole_pages
@@ -104,6 +104,7 @@ def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks
         loading=max(
             (home.optimizer.nbytes if home.optimizer else 0)
             + home.parameters.nbytes
+            + (FP32.bytes_of(home.elements) if home.trained and home.formats.masters == "residual" else 0)
             + STORED_BYTES * min(home.stop - home.start, PIECE_ELEMENTS)
             for home in schedule.homes
         ),
@@ -121,14 +122,8 @@ def _numbers_bytes(model: Model, decision: Decision) -> int:
 
 def _passing_bytes(schedule: Schedule) -> int:
     """What states that stay on the device pass through on host for a snapshot, two homes at once."""
-    return 2 * max(
-        (
-            home.optimizer.nbytes
-            for home in schedule.homes
-            if home.optimizer and schedule.buffers[home.optimizer.buffer].tier == "device"
-        ),
-        default=0,
-    )
+    regions = (region for home in schedule.homes for region in home.durable)
+    return 2 * max((each.nbytes for each in regions if schedule.buffers[each.buffer].tier == "device"), default=0)
 
 
 def workspace_bytes(
@@ -209,12 +204,12 @@ def process_peak_bytes(peaks: Peaks, model: Model, machine: Machine, decision: D
     return base + peaks.host + arena + max(peaks.loading, peaks.kept + peaks.passing + kernels + compute + heap)
 
 
-def device_alone_bytes(model: Model, micro_batch_size: int, optimizer_states: OptimizerStates) -> int:
+def device_alone_bytes(model: Model, micro_batch_size: int, formats: OptimizerFormats) -> int:
     """About the least device memory in which a model trains without any offloading: all states, fp32 gradients, and the
     activation checkpoints, context and workspace of one micro-batch at a time, each layer recomputed."""
     parameters = ELEMENT_BYTES[model.precision] * sum(state.elements for state in model.states)
     trained = trained_elements(model)
-    updated = optimizer_bytes(trained, optimizer_states) + GRADIENT_BYTES * trained
+    updated = formats.range_bytes(trained) + GRADIENT_BYTES * trained
     backwards = {layer.layer_class for layer in model.layers[model.first_trained :]}
     workspace = max(model.timing(name, micro_batch_size).backward_workspace_bytes for name in backwards)
     checkpoints = checkpoint_layers(model) * checkpoint_bytes(model, micro_batch_size)

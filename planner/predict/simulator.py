@@ -11,15 +11,11 @@ from math import inf
 from ssdplan.plans.analysis.drift import TIE, Expectation
 from ssdplan.plans.documents.plan import Decision
 from ssdplan.plans.documents.profile import (
-    NORM_SHARE,
     Machine,
     Model,
     Network,
-    device_update_rate,
-    perturb_seconds,
-    rows_rates,
-    update_rate,
 )
+from ssdplan.plans.documents.rates import NORM_SHARE, device_update_rate, perturb_seconds, rows_rates, update_rate
 from ssdplan.plans.graph.collectives import AddShares, Collective, Gather
 from ssdplan.plans.graph.ops import (
     RESOURCES,
@@ -211,7 +207,7 @@ def _io_cores(machine: Machine, ops: Sequence[Op]) -> tuple[float, float]:
 
 def _device_update_rate(ops: Sequence[Op], machine: Machine) -> float:
     """Of the updates that the device makes among `ops`, if it makes any."""
-    formats = {op.optimizer_states for op in ops if isinstance(op, Update) and op.on_device}
+    formats = {op.formats for op in ops if isinstance(op, Update) and op.on_device}
     rates = [device_update_rate(machine, each) for each in formats]
     assert None not in rates, "updates on a device that nobody measured any on"
     return min((rate for rate in rates if rate is not None), default=1.0)
@@ -269,7 +265,7 @@ def _seconds_alone(
             seconds.append(op.received.nbytes / _network(machine).add_rate)
         else:
             assert isinstance(op, Update)
-            needed = op.elements / update_rate(machine, op.optimizer_states)
+            needed = op.elements / update_rate(machine, op.formats)
             if op.on_device:
                 needed = (1 - NORM_SHARE) * op.elements / on_device
             if op.stored and machine.checksum_rate:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ssdplan.plans.documents.plan import Recompute, SavedTier, ScheduleName
-from ssdplan.plans.documents.state_layout import OptimizerStates
+from ssdplan.plans.documents.state_layout import USUAL, OptimizerFormats
 from ssdplan.plans.documents.zeroth_order import ZerothOrder
 
 WEAR_PRICE = 0.1
@@ -42,8 +42,8 @@ class FixedChoices:
     """The fraction of blocks whose activation checkpoints the device keeps."""
     updates_there: bool = True
     """Whether the program may have the device keep optimizer states, where nobody has said otherwise."""
-    optimizer_states: OptimizerStates = "fp32"
-    """It changes numbers, so it is never the program's choice."""
+    formats: OptimizerFormats = USUAL
+    """Of optimizer states. It changes numbers, so it is never the program's choice."""
     clip_grad_norm: float | None = None
     """Of no weight here: whoever sets it sets the delay ratio to 1 too."""
     kept: Mapping[str, KeptShares] | None = None

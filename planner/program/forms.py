@@ -13,12 +13,9 @@ from ssdplan.plans.documents.profile import (
     Machine,
     Model,
     Rung,
-    device_update_rate,
-    perturb_seconds,
-    rows_rates,
-    update_rate,
 )
-from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, OptimizerStates, checkpoint_bytes
+from ssdplan.plans.documents.rates import device_update_rate, perturb_seconds, rows_rates, update_rate
+from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, OptimizerFormats, checkpoint_bytes
 
 from ..predict.dram import updated_bytes
 from ..predict.drive import combined_frontier, hull_edges, io_cores, unsummed_io_cores
@@ -74,7 +71,7 @@ class Forms:
     def __init__(self, model: Model, machine: Machine, work: Work) -> None:
         self.work = work
         groups, of = layer_groups(model, work.ranks), TRAFFIC[work.schedule]
-        size, n, states = work.micro_batch_size, work.micro_batches, work.optimizer_states
+        size, n, states = work.micro_batch_size, work.micro_batches, work.formats
         turning, others = set[str](), set[str]()
         for group in groups:
             kind = turning if group.role == "block" and group.backward else others
@@ -164,16 +161,16 @@ class _Times:
         self,
         machine: Machine,
         classes: Sequence[str],
-        optimizer_states: OptimizerStates,
+        formats: OptimizerFormats,
         on_device: float | None,
         *,
         masters: bool,
     ) -> None:
         """`on_device`: elements a second that the device updates, if it does."""
-        self.machine, self.rate, self.on_device = machine, update_rate(machine, optimizer_states), on_device
+        self.machine, self.rate, self.on_device = machine, update_rate(machine, formats), on_device
         self.masters = masters
         """Zeroth-order passes are over masters."""
-        self.updated_bytes = updated_bytes(optimizer_states)
+        self.updated_bytes = updated_bytes(formats)
         frontier = combined_frontier(machine.volumes)
         self.edges = hull_edges(frontier)
         full = (frontier[0][0], frontier[-1][1])

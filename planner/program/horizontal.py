@@ -10,7 +10,6 @@ from ssdplan.plans.documents.profile import Model
 from ssdplan.plans.documents.state_layout import (
     ELEMENT_BYTES,
     GRADIENT_BYTES,
-    OPTIMIZER_BYTES,
     checkpoint_bytes,
 )
 
@@ -84,11 +83,11 @@ def _backward(
     first: bool,
     last: bool,
 ) -> Stage:
-    element, optimizer_bytes = ELEMENT_BYTES[model.precision], OPTIMIZER_BYTES[work.optimizer_states]
+    element, optimizer_bytes = ELEMENT_BYTES[model.precision], work.formats.mean_bytes
     micro_batch_size, several, exchanged, added, collectives = work.micro_batch_size, work.ranks > 1, 0.0, 0.0, 0
     checkpoint = checkpoint_bytes(model, micro_batch_size) if group.role == "block" else 0
     read, write, updates = _parameters_read(model, group), dict[Variable, float](), dict[Variable, float]()
-    h2d, d2h = _parameters_uploaded(model, group), 0.0
+    h2d, d2h = _parameters_uploaded(model, group), {CONSTANT: 0.0}
     h2d[CONSTANT] += checkpoint
     for variable, nbytes in _checkpoint_on_ssd(checkpoint).items():
         read[variable] = read.get(variable, 0.0) + nbytes
@@ -97,7 +96,7 @@ def _backward(
             continue
         fractions, size = variables_of(use.state_class), use.elements
         completed = last and use.own
-        d2h += GRADIENT_BYTES * (size if completed else use.whole)
+        d2h[CONSTANT] += GRADIENT_BYTES * (size if completed else use.whole)
         if not first or (use.own and use.shared):  # the head has begun the sum of what it shares
             h2d[CONSTANT] += GRADIENT_BYTES * use.whole
         if completed:
@@ -106,6 +105,8 @@ def _backward(
             collectives += 1
             updates[CONSTANT] = updates.get(CONSTANT, 0.0) + size
             h2d[fractions.device] += element * size  # what an update makes
+            if work.formats.takes_copy:
+                d2h[fractions.device] = d2h.get(fractions.device, 0.0) + element * size
             for total, variable, each in (
                 (read, fractions.optimizer.prompt_ssd, optimizer_bytes),
                 (write, fractions.optimizer.prompt_ssd, optimizer_bytes),
@@ -120,7 +121,7 @@ def _backward(
         write_bytes=write,
         updates=updates,
         h2d_bytes=h2d,
-        d2h_bytes={CONSTANT: d2h},
+        d2h_bytes=d2h,
         compute_seconds={CONSTANT: model.timing(group.layer_class, micro_batch_size).backward_stage_seconds(1)},
         gathered=_gathered(model, group) if several else {},
         exchanged=exchanged if several else 0.0,

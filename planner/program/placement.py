@@ -190,7 +190,7 @@ def footprint(model: Model, decision: Decision) -> Footprint:
         micro_batch_size=size,
         micro_batches=n,
         schedule=decision.schedule,
-        optimizer_states=decision.optimizer_states,
+        formats=decision.formats,
         zeroth_order=decision.zeroth_order,
         updates_wait=decision.updates_wait,
         ranks=decision.shares,

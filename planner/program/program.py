@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ssdplan.plans.documents.plan import needs_all_gradients
-from ssdplan.plans.documents.profile import Machine, Model, device_update_rate
+from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.documents.rates import device_update_rate
 
 from .choices import FREE, Aim, FixedChoices, Limits, Question
 from .forms import forms_of
@@ -92,7 +93,7 @@ def state(model: Model, machine: Machine, question: Question) -> LinearProgram:
         micro_batch_size=question.micro_batch_size,
         micro_batches=question.micro_batches,
         schedule=fixed.schedule,
-        optimizer_states=fixed.optimizer_states,
+        formats=fixed.formats,
         unified_memory=fixed.unified_memory,
         keeps=fixed.kept is not None or limits.device_bytes is not None or fixed.unified_memory,
         saves=fixed.saved_tiers(limits.device_bytes),
@@ -112,7 +113,7 @@ def _updates_on_device(machine: Machine, limits: Limits, fixed: FixedChoices) ->
         fixed.schedule != "vertical"
         or fixed.unified_memory
         or fixed.ranks > 1
-        or device_update_rate(machine, fixed.optimizer_states) is None
+        or device_update_rate(machine, fixed.formats) is None
     ):
         return False
     if fixed.kept is not None:

@@ -6,7 +6,7 @@ Owns these records. `traffic.py`, `horizontal.py` and `saved.py` fill them.
 from dataclasses import dataclass, field
 
 from ssdplan.plans.documents.plan import SavedTier, ScheduleName
-from ssdplan.plans.documents.state_layout import OptimizerStates, Precision
+from ssdplan.plans.documents.state_layout import USUAL, OptimizerFormats, Precision
 from ssdplan.plans.documents.zeroth_order import ZerothOrder, parameter_format
 
 from .variables import Linear
@@ -19,7 +19,8 @@ class Work:
     micro_batch_size: int
     micro_batches: int
     schedule: ScheduleName
-    optimizer_states: OptimizerStates
+    formats: OptimizerFormats = USUAL
+    """Of optimizer states."""
     unified_memory: bool = False
     keeps: bool = False
     """The device may keep parameters between their uses."""

@@ -12,7 +12,6 @@ from ssdplan.plans.documents.profile import Model
 from ssdplan.plans.documents.state_layout import (
     ELEMENT_BYTES,
     GRADIENT_BYTES,
-    OPTIMIZER_BYTES,
     checkpoint_bytes,
 )
 from ssdplan.plans.schedule.shards import Shards
@@ -77,7 +76,7 @@ def layer_groups(model: Model, ranks: int = 1) -> tuple[LayerGroup, ...]:
 
 def stages(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> tuple[Stage, ...]:
     """Every kind of stage of a step."""
-    n, each = work.micro_batches, OPTIMIZER_BYTES[work.optimizer_states]
+    n, each = work.micro_batches, work.formats.mean_bytes
     head = next(group for group in groups if group.role == "head")
     made = []
     for group in groups:
@@ -103,7 +102,7 @@ def ssd_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> Linea
 
 def _kept_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work, *, on_host: bool) -> Linear:
     """What a tier, host or ssd, keeps of states, delayed gradients and activation checkpoints."""
-    micro_batch_size, n, optimizer_states = work.micro_batch_size, work.micro_batches, work.optimizer_states
+    micro_batch_size, n, each = work.micro_batch_size, work.micro_batches, work.formats.mean_bytes
     element = ELEMENT_BYTES[model.precision]
     total: dict[Variable, float] = {}
     for group in groups:
@@ -116,7 +115,7 @@ def _kept_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work, *, on_
                 if use.frozen:
                     continue
                 for variable in x.optimizer.on_host if on_host else x.optimizer.on_ssd:
-                    add(total, variable, OPTIMIZER_BYTES[optimizer_states] * size)
+                    add(total, variable, each * size)
                 add(total, x.gradient_host if on_host else x.gradient_ssd, GRADIENT_BYTES * size)
         if group.role == "block" and group.backward:
             checkpoints = group.count * n * checkpoint_bytes(model, micro_batch_size)
@@ -161,7 +160,7 @@ def device_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> Li
                 add(total, fractions.turn, element * group.count * use.padded)
                 if not use.frozen:
                     gradient = GRADIENT_BYTES if work.updates_wait else 0
-                    add(total, fractions.updated, (OPTIMIZER_BYTES[work.optimizer_states] + gradient) * size)
+                    add(total, fractions.updated, (work.formats.mean_bytes + gradient) * size)
         if group.role == "block" and group.backward:
             checkpoints = group.count * kept * checkpoint_bytes(model, work.micro_batch_size)
             add(total, CHECKPOINTS_ON_DEVICE, checkpoints)
@@ -212,6 +211,7 @@ def _forward(
         add(h2d, CONSTANT, element * size)
         add(h2d, fractions.device, -element * size)
         add(gathered, CONSTANT, element * use.others)
+    d2h: dict[Variable, float] = {}
     delayed = [(use, 1.0) for use in group.uses if use.updated]
     if group.head_share:
         delayed += [(use, group.head_share) for use in head.uses if use.updated]
@@ -223,11 +223,15 @@ def _forward(
         add(write, fractions.parameters.delayed_ssd, element * size)
         add(h2d, fractions.device_delayed, element * size)
         add(h2d, fractions.updated_delayed, -element * size)
+        if work.formats.takes_copy:  # the update takes what it makes anew
+            add(read, fractions.parameters.delayed_ssd, element * size)
+            add(d2h, fractions.device_delayed, element * size)
+            add(d2h, fractions.updated_delayed, -element * size)
         add(updates, DELAY_RATIO, size)
         add(updates, fractions.updated_delayed, -size)
         if work.updates_wait:
             add(on_device, fractions.updated, size)
-    d2h: dict[Variable, float] = {CONSTANT: float((n if group.keeps_output else n - 1) * checkpoint)}
+    add(d2h, CONSTANT, float((n if group.keeps_output else n - 1) * checkpoint))
     if group.keeps_output:
         _add_checkpoints_on_ssd(write, n * checkpoint)
         add(d2h, CHECKPOINTS_ON_DEVICE, -n * checkpoint)
@@ -264,7 +268,8 @@ def _backward(model: Model, group: LayerGroup, work: Work, optimizer_bytes: floa
         add(read, fractions.parameters.prompt_ssd, element * size)
         if group.role != "head" or not use.own:  # the head's own delayed part comes from its update, not from ssd
             add(read, fractions.parameters.delayed_ssd, element * size)
-        add(read, fractions.turn_ssd, -element * size)
+        if use.frozen or (work.unified_memory and work.ranks == 1) or not work.formats.takes_copy:
+            add(read, fractions.turn_ssd, -element * size)  # else an update takes them on host
         add(h2d, CONSTANT, element * size)
         for variable in (fractions.device, fractions.turn):
             add(h2d, variable, -element * size)
@@ -292,8 +297,9 @@ def _backward(model: Model, group: LayerGroup, work: Work, optimizer_bytes: floa
                 (1, fractions.device, fractions.device_delayed),  # what a prompt update makes
                 (-1, fractions.updated, fractions.updated_delayed),
             ):
-                add(h2d, there, sign * element * size)
-                add(h2d, late, -sign * element * size)
+                for link in (h2d, d2h) if work.formats.takes_copy else (h2d,):
+                    add(link, there, sign * element * size)
+                    add(link, late, -sign * element * size)
             if use.shared:
                 add(h2d, CONSTANT, GRADIENT_BYTES * use.whole)  # what the head has added to the gradient
                 add(h2d, fractions.updated, -GRADIENT_BYTES * use.whole)

@@ -126,6 +126,7 @@ def corrected(machine: Machine, model: Model, slowdowns: dict[Figure, float]) ->
         "d2h_bandwidth": machine.d2h_bandwidth / times(Figure("d2h")),
         "update_rate": machine.update_rate / update,
         "update_rate_bf16": machine.update_rate_bf16 and machine.update_rate_bf16 / update,
+        "update_rate_int8": machine.update_rate_int8 and machine.update_rate_int8 / update,
         "checksum_rate": machine.checksum_rate and machine.checksum_rate / update,
     }
     classes = []

@@ -9,9 +9,11 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from ..errors import MismatchError
+from . import state_layout
 from .base import Bytes, Count, Document, Fraction, Name, Part, Positive, Seconds, Sparing
-from .profile import Machine, Model, Rung, device_update_rate, rows_rates
-from .state_layout import GRAIN, Elements, Format, OptimizerStates, Precision
+from .profile import Machine, Model, Rung
+from .rates import device_update_rate, rows_rates
+from .state_layout import GRAIN, Elements, Format, Masters, OptimizerFormats, OptimizerStates, Precision
 from .zeroth_order import ZerothOrder, parameter_format
 
 ScheduleName = Literal["vertical", "horizontal", "zeroth-order"]
@@ -88,7 +90,10 @@ class Decision(Sparing):
     zeroth_order: ZerothOrder | None = None
     """Of `mezo` alone."""
     optimizer_states: OptimizerStates
-    """Masters are fp32; this is the format of both moments."""
+    """The format of both moments."""
+    masters: Masters = "fp32"
+    """What the masters of trained parameters are: fp32, the residual that bf16 parameters lack, or none. Of `mezo`
+    `zeroth_order` says it."""
     clip_grad_norm: Positive | None = None
     """The most that the norm of all gradients may be; larger ones are scaled down to it. None: no clipping."""
     precision: Precision
@@ -131,6 +136,10 @@ class Decision(Sparing):
             raise ValueError("a zeroth-order step has no gradients: delay_ratio, clip_grad_norm and saved stay empty")
         if all(zeroth) and any(placement.parameters_turn for placement in self.placement.values()):
             raise ValueError("a zeroth-order step has no turn: parameters_turn stays 0")
+        if all(zeroth) and not self.formats.usual:
+            raise ValueError("a zeroth-order step has no optimizer states: optimizer_states and masters stay fp32")
+        if why := state_layout.unfit_masters(self.masters, self.precision):
+            raise ValueError(why)
         if self.zeroth_order and self.zeroth_order.masters and self.precision == "fp32":
             raise ValueError("zeroth_order.masters: parameters in fp32 are their own masters; set it to false")
         for name, p in self.placement.items():
@@ -226,6 +235,11 @@ class Decision(Sparing):
     def updates_wait(self) -> bool:
         """Whether no update may begin before a step's last gradient is there."""
         return bool(needs_all_gradients(self.precision, self.clip_grad_norm))
+
+    @property
+    def formats(self) -> OptimizerFormats:
+        """Of optimizer states."""
+        return state_layout.OPTIMIZER_FORMATS[self.masters, self.optimizer_states]
 
     def parameters_of(self, state: Elements) -> Format:
         """The format of a state's parameters wherever they live, move and are updated."""
@@ -395,6 +409,8 @@ class Plan(Document):
             raise ValueError("decision.precision differs from the model's")
         if self.decision.sequence_length != self.model.sequence_length:
             raise ValueError("decision.sequence_length differs from the one the model was profiled at")
+        if self.decision.optimizer_states == "int8" and self.machine.update_rate_int8 is None:
+            raise ValueError("decision.optimizer_states is int8, and machine.update_rate_int8 says nothing of updates")
         if self.decision.micro_batch_size not in self.model.micro_batch_sizes:
             raise ValueError("decision.micro_batch_size was not profiled")
         for state in self.model.states:
@@ -402,7 +418,7 @@ class Plan(Document):
             if placement.frozen != (state.frozen or self.decision.optimizer == "mezo"):
                 has = "no optimizer states, and is not" if placement.frozen else "optimizer states, and is"
                 raise ValueError(f"decision.placement.{state.state_class}: {state.name} has {has} frozen")
-            if placement.optimizer_device and device_update_rate(self.machine, self.decision.optimizer_states) is None:
+            if placement.optimizer_device and device_update_rate(self.machine, self.decision.formats) is None:
                 why = "the machine has no device_update_rate for these optimizer states; set it to 0"
                 there = f"{state.state_class}.optimizer_device = {placement.optimizer_device:g}"
                 raise ValueError(f"decision.placement.{there}: {why}")

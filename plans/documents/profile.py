@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from .base import Bytes, Count, Document, Fraction, Index, Kept, Name, Part, Positive, Seconds, Sparing
 from .rows import row_lengths
-from .state_layout import GRAIN, OptimizerStates, Precision
+from .state_layout import GRAIN, Precision
 from .table import Table
 
 Origin = Literal["measured", "estimated", "emulated"]
@@ -119,6 +119,8 @@ class Machine(Part):
     """Elements a second of the fused optimizer on all threads, fp32 states, low-precision copy included."""
     update_rate_bf16: Positive | None = None
     """The same with both moments in bf16. None: nobody measured it, and plans count on `update_rate`."""
+    update_rate_int8: Positive | None = None
+    """The same with both moments in int8. None: nobody measured it, and no plan has them."""
     checksum_rate: Positive | None = None
     """Bytes a second of optimizer states of which an update takes the checksums, before and after, in passing. None:
     nobody measured it, and plans count on nothing for it."""
@@ -160,42 +162,6 @@ class Machine(Part):
         if (self.emulation is not None) != (self.figures == "emulated"):
             raise ValueError("figures = emulated and emulation belong together")
         return self
-
-
-NORM_SHARE = 1 / 8
-"""Of the seconds of updates on the device, what the norm of their gradient takes before them: four of the bytes that
-both move, of about 34."""
-
-
-def update_rate(machine: Machine, optimizer_states: OptimizerStates) -> float:
-    """Elements a second that `machine` updates with optimizer states of that format."""
-    if optimizer_states == "bf16" and machine.update_rate_bf16 is not None:
-        return machine.update_rate_bf16
-    return machine.update_rate
-
-
-def device_update_rate(machine: Machine, optimizer_states: OptimizerStates) -> float | None:
-    """Elements a second that the device of `machine` updates where optimizer states of that format stay on it, with
-    their gradient's norm taken before."""
-    if machine.device_update_rate is not None:
-        return machine.device_update_rate
-    return (1 - NORM_SHARE) * update_rate(machine, optimizer_states) if machine.device == "cpu" else None
-
-
-def perturb_seconds(machine: Machine, elements: float, *, copies: bool, pending: float, masters: bool) -> float:
-    """Seconds of a zeroth-order pass over so many elements, with copies or without, where so many updates are pending.
-    `masters`: over fp32 masters in half precision. The machine's rates are known: a request sees to it."""
-    copying, updating = machine.perturb_rate, machine.pending_rate
-    if masters:
-        copying, updating = machine.perturb_rate_masters or copying, machine.pending_rate_masters or updating
-    assert copying and updating
-    return elements * (copies / copying + pending / updating)
-
-
-def rows_rates(machine: Machine) -> tuple[float, float] | None:
-    """`pending_rate_host` and `rows_bandwidth` of a machine; None where nobody measured them."""
-    rate, bandwidth = machine.pending_rate_host, machine.rows_bandwidth
-    return (rate, bandwidth) if rate and bandwidth else None
 
 
 class State(Sparing):

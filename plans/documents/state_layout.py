@@ -12,6 +12,11 @@ trained, or all of it is frozen. Each state has parameters; a trained one also h
 Its forward and its backward use all of them, one region of weights for each. A block shares none. A layer of which a
 part is frozen has two states of its own today; one that is cut into pieces has one for each piece.
 
+**Masters** are what an update changes and rounds to parameters. In fp32 they are a part of the optimizer states. As
+*residual* only the 16 bits are that the bf16 parameters lack, which are then the masters rounded with ties away from
+zero, so that both together are the master exactly. With *none* the bf16 parameters are the masters. In either case the
+parameters themselves are a state that nothing else can be made into again (`OptimizerFormats.takes_copy`).
+
 A format that is new is a `Format` here and a name in `OPTIMIZER_FORMATS` or `PARAMETERS`; the kernel that computes with
 it is native, and `executor/optimizer/adamw.py` binds that to addresses.
 """
@@ -24,13 +29,20 @@ from ..units import whole_pages
 
 Precision = Literal["bf16", "fp16", "fp32"]
 """The format of parameters and of activations."""
-OptimizerStates = Literal["fp32", "bf16"]
-"""The format of both moments; masters are fp32 in each."""
+OptimizerStates = Literal["fp32", "bf16", "int8"]
+"""The format of both moments."""
+Masters = Literal["fp32", "residual", "none"]
+"""The format of masters: whole, what the bf16 parameters lack of them, or nothing but these."""
 What = Literal["master", "first moment", "second moment"]
 
 GRAIN = 2048
 """Elements. States, homes and updates begin and end at multiples of it. Parameters and gradients of so many elements
 are whole pages. The squares of a gradient are summed by as many; `native/src/squares.hpp` has the same number."""
+SCALED = 64
+"""Elements of a moment in int8 that share a scale; `native/src/eight_bits.hpp` has the same number. As each tensor
+begins at a multiple of it, none shares a scale with another."""
+SUMMED = 256
+"""Bytes. Each part of a range's optimizer states begins at a multiple of it, in which checksums are taken."""
 TENSOR_ALIGNMENT = 64
 """Elements. Each tensor begins at a multiple of it within its state; the gaps are zero."""
 
@@ -98,9 +110,21 @@ class Part:
 class OptimizerFormats:
     """The formats of a state's optimizer states. One that takes no bytes is not there, and is no part."""
 
+    masters: Masters
+    moments: OptimizerStates
     master: Format
     first_moment: Format
     second_moment: Format
+
+    @property
+    def takes_copy(self) -> bool:
+        """Whether an update reads the parameters that it writes, since no master has all of their bits."""
+        return self.masters != "fp32"
+
+    @property
+    def usual(self) -> bool:
+        """Whether training is that of fp32 masters and moments."""
+        return (self.masters, self.moments) == ("fp32", "fp32")
 
     def parts(self, elements: int) -> tuple[Part, ...]:
         """How the optimizer states of a range of so many elements lie: each part whole, one after the other."""
@@ -114,14 +138,13 @@ class OptimizerFormats:
         for what, form in named:
             if form.element_bytes:
                 parts.append(Part(what, form, elements, offset))
-                offset = parts[-1].stop
+                offset = -(-parts[-1].stop // SUMMED) * SUMMED
         return tuple(parts)
 
     def range_bytes(self, elements: int) -> int:
         """What they take: all parts, up to a whole page, as each range is read and written by itself. Formats without
         side data leave nothing to pad in ranges of whole grains."""
-        formats = (self.master, self.first_moment, self.second_moment)
-        return whole_pages(sum(form.bytes_of(elements) for form in formats))
+        return whole_pages(self.parts(elements)[-1].stop)
 
     @property
     def mean_bytes(self) -> float:
@@ -130,6 +153,8 @@ class OptimizerFormats:
 
 
 FP32, BF16, FP16 = Format("fp32", 4), Format("bf16", 2), Format("fp16", 2)
+INT8 = Format("int8", 1, SCALED, FP32.element_bytes)
+RESIDUAL, NONE = Format("residual", 2), Format("none", 0)
 
 PARAMETERS: dict[Precision, Format] = {"bf16": BF16, "fp16": FP16, "fp32": FP32}
 ELEMENT_BYTES: dict[str, int] = {name: form.element_bytes for name, form in PARAMETERS.items()}
@@ -139,22 +164,25 @@ GRADIENT = FP32
 GRADIENT_BYTES = GRADIENT.element_bytes
 """An element of a gradient, wherever it is added up or waits."""
 
-OPTIMIZER_FORMATS: dict[OptimizerStates, OptimizerFormats] = {
-    "fp32": OptimizerFormats(FP32, FP32, FP32),
-    "bf16": OptimizerFormats(FP32, BF16, BF16),
+_MASTERS: dict[Masters, Format] = {"fp32": FP32, "residual": RESIDUAL, "none": NONE}
+_MOMENTS: dict[OptimizerStates, Format] = {"fp32": FP32, "bf16": BF16, "int8": INT8}
+OPTIMIZER_FORMATS: dict[tuple[Masters, OptimizerStates], OptimizerFormats] = {
+    (masters, moments): OptimizerFormats(masters, moments, master, moment, moment)
+    for masters, master in _MASTERS.items()
+    for moments, moment in _MOMENTS.items()
 }
-OPTIMIZER_BYTES: dict[OptimizerStates, float] = {name: forms.mean_bytes for name, forms in OPTIMIZER_FORMATS.items()}
-"""Optimizer states, bytes an element, for what is counted in fractions of a state. `optimizer_bytes` is exact."""
+"""Of each choice of a user's. `mean_bytes` of one is for what is counted in fractions of a state."""
+USUAL = OPTIMIZER_FORMATS["fp32", "fp32"]
 
 
-def optimizer_parts(elements: int, optimizer_states: OptimizerStates) -> tuple[Part, ...]:
-    """How the optimizer states of a range of so many elements lie."""
-    return OPTIMIZER_FORMATS[optimizer_states].parts(elements)
-
-
-def optimizer_bytes(elements: int, optimizer_states: OptimizerStates) -> int:
-    """What the optimizer states of a range of so many elements take."""
-    return OPTIMIZER_FORMATS[optimizer_states].range_bytes(elements)
+def unfit_masters(masters: Masters, precision: Precision) -> str:
+    """Why training in a precision cannot have such masters, and what can be done; empty where it can."""
+    if masters == "fp32" or precision == "bf16":
+        return ""
+    why = (
+        "in which weights are their own masters" if precision == "fp32" else "whose range masters need to be wider than"
+    )
+    return f"masters {masters} are for bf16, and this is {precision}, {why}; leave it out"
 
 
 class Elements(Protocol):
@@ -169,8 +197,7 @@ class Elements(Protocol):
 def training_bytes(states: Iterable[Elements], element_bytes: int) -> int:
     """Bytes of weights, `element_bytes` each, and of the fp32 optimizer states of those that are trained."""
     return sum(
-        state.elements * element_bytes + (0 if state.frozen else optimizer_bytes(state.elements, "fp32"))
-        for state in states
+        state.elements * element_bytes + (0 if state.frozen else USUAL.range_bytes(state.elements)) for state in states
     )
 
 

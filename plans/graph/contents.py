@@ -17,6 +17,8 @@ class Role(StrEnum):
 
     PARAMETERS = "parameters"
     """Where they live, or on the device for a layer's compute."""
+    OWN_MASTERS = "parameters without fp32 masters"
+    """Parameters where they live whose masters are no more than they and a residual."""
     PERTURBED_PARAMETERS = "perturbed parameters"
     """A zeroth-order step's copies of a layer's parameters, at plus and at minus eps along a direction."""
     PARAMETERS_IN_TRANSIT = "parameters in transit"
@@ -52,6 +54,7 @@ class RoleFacts:
 
 ROLES: dict[Role, RoleFacts] = {
     Role.PARAMETERS: RoleFacts("parameters"),
+    Role.OWN_MASTERS: RoleFacts("parameters without fp32 masters", durable=True),
     Role.PERTURBED_PARAMETERS: RoleFacts("perturbed parameters"),
     Role.PARAMETERS_IN_TRANSIT: RoleFacts("parameters in transit"),
     Role.OPTIMIZER: RoleFacts("optimizer states", durable=True),

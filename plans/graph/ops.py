@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from operator import attrgetter
 from typing import Any, Literal, Self, TypeVar, dataclass_transform
 
-from ..documents.state_layout import GRADIENT_BYTES, OptimizerStates, Part, optimizer_parts
+from ..documents.state_layout import GRADIENT_BYTES, OptimizerFormats, Part
 from .contents import Content, Role, title_of
 
 Tier = Literal["device", "host", "ssd"]
@@ -319,9 +319,9 @@ class TakeRows(Op):
 class Update(Op):
     """The fused optimizer on elements [start, stop) of a state.
 
-    `optimizer` holds fp32 master, first and second moment one after the other, the moments in the format
-    `optimizer_states`; `gradient` is fp32; `parameters` takes the low-precision copy. `delayed`: the gradient is the
-    previous step's. `on_device`: all of these lie on the device, which makes the update itself.
+    `optimizer` holds masters, first and second moments one after the other in their `formats`; `gradient` is fp32;
+    `parameters` takes the low-precision copy, and has the one before where `formats.takes_copy`. `delayed`: the
+    gradient is the previous step's. `on_device`: all of these lie on the device, which makes the update itself.
     """
 
     state: int
@@ -331,7 +331,7 @@ class Update(Op):
     optimizer: Region
     gradient: Region
     parameters: Region
-    optimizer_states: OptimizerStates
+    formats: OptimizerFormats
     final_gradient: bool = False
     """True when nobody has looked at a whole step's gradient before, the moment to see its norm."""
     stored: Region | None = None
@@ -348,7 +348,8 @@ class Update(Op):
 
     @property
     def reads(self) -> tuple[Region, ...]:
-        return (self.optimizer, self.gradient)
+        copy = (self.parameters,) if self.formats.takes_copy else ()
+        return (self.optimizer, self.gradient, *copy)
 
     @property
     def writes(self) -> tuple[Region, ...]:
@@ -406,8 +407,8 @@ class Home:
     """On host, on ssd, or on the device, where the whole state lies side by side."""
     gradient: Region | None
     """Where a delayed gradient waits for the next step; None for the prompt part."""
-    optimizer_states: OptimizerStates
-    """The format of what `optimizer` holds."""
+    formats: OptimizerFormats
+    """Of what `optimizer` holds."""
     trained: bool = True
 
     @property
@@ -417,7 +418,15 @@ class Home:
     @property
     def parts(self) -> tuple[Part, ...]:
         """What lies where in `optimizer`, in bytes from its start."""
-        return optimizer_parts(self.elements, self.optimizer_states)
+        return self.formats.parts(self.elements)
+
+    @property
+    def durable(self) -> tuple[Region, ...]:
+        """What all else of a trained home follows from: its optimizer states, and its parameters where no master has
+        all of their bits. Nothing of a frozen home, which is in the model's own files."""
+        if self.optimizer is None:
+            return ()
+        return (self.optimizer, self.parameters) if self.formats.takes_copy else (self.optimizer,)
 
 
 @record

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..documents.plan import Decision
 from ..documents.profile import Model
-from ..documents.state_layout import GRADIENT, GRAIN, OPTIMIZER_FORMATS
+from ..documents.state_layout import GRADIENT, GRAIN
 from ..graph.contents import Role
 from ..graph.ops import Buffer, Home, Region, Tier
 from .shards import Shards
@@ -98,7 +98,7 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers, shards: Shard
     """
     homes: list[Home] = []
     kept = kept_on_device(model, decision)
-    optimizer_bytes = OPTIMIZER_FORMATS[decision.optimizer_states].range_bytes
+    optimizer_bytes = decision.formats.range_bytes
     blocks = range(1, len(model.layers) - 1)
     for index, state in enumerate(model.states):
         first, end = shards.own(state.elements)
@@ -144,9 +144,11 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers, shards: Shard
         in_optimizer: list[Tier] = [_tier(start, delayed_start, optimizer) for start, _ in pieces]
         if there:
             in_optimizer = ["device"] * len(pieces)
+        own_masters = optimized and decision.formats.takes_copy
+        role_of_parameters = Role.OWN_MASTERS if own_masters else Role.PARAMETERS
         sides = [
             (Role.OPTIMIZER, optimizer_bytes, in_optimizer),
-            (Role.PARAMETERS, decision.parameters_of(state).bytes_of, in_parameters),
+            (role_of_parameters, decision.parameters_of(state).bytes_of, in_parameters),
         ]
         if not optimized:
             del sides[0]
@@ -162,7 +164,7 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers, shards: Shard
                 strict=True,
             )
         )
-        for number, (piece, home_parameters) in enumerate(zip(pieces, regions[Role.PARAMETERS], strict=True)):
+        for number, (piece, home_parameters) in enumerate(zip(pieces, regions[role_of_parameters], strict=True)):
             start, stop = piece
             home_optimizer = regions[Role.OPTIMIZER][number] if optimized else None
             late = start >= delayed_start
@@ -175,7 +177,7 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers, shards: Shard
                     optimizer=home_optimizer,
                     parameters=home_parameters,
                     gradient=gradients.get(piece),
-                    optimizer_states=decision.optimizer_states,
+                    formats=decision.formats,
                     trained=not state.frozen,
                 )
             )

@@ -28,6 +28,10 @@ class Parameters:
         self._emission, self._pieces, self._spared = emission, pieces, spared
         self._spans = parameter_spans(emission.homes, emission.buffers)
         self._kept_across_turn = kept_on_device(emission.model, emission.decision).turn
+        self._copies_come_again = emission.decision.formats.takes_copy and not (
+            emission.unified and emission.shards.alone
+        )
+        """Whether updates take parameters on host of which compute has a copy elsewhere."""
         self._weights: dict[tuple[int, int], Region] = {}
         """(stage, state) -> where its parameters lie, once asked for."""
         self._brought: dict[int, int] = {}
@@ -40,7 +44,7 @@ class Parameters:
         """
         emission = self._emission
         for state in emission.model.layers[layer].states:
-            if self._spared(state) or self._brought_for(stage, state) != stage:
+            if self._spared(state) or not self._comes(stage, state):
                 continue
             made_by_update = first_use and emission.model.uses(state)[0] == layer
             for span in self._spans.get(state, ()):
@@ -144,6 +148,17 @@ class Parameters:
         """Where a home whose parameters live on ssd lies on host on its way to the stage."""
         span = next(span for span in self._spans[home.state] if span.start <= home.start and home.stop <= span.stop)
         return cut(self._in_transit(stage, home.state, span), self._bytes(home.state, span, home.start, home.stop))
+
+    def copy_in_transit(self, stage: int, home: Home) -> Region:
+        """The same of the parameters that an update behind the stage's backward takes, and changes there."""
+        return self.in_transit(stage if self._comes(stage, home.state) else self._brought_for(stage, home.state), home)
+
+    def _comes(self, stage: int, state: int) -> bool:
+        """Whether a stage has a state's parameters come from ssd: all that are not there since an earlier stage, and of
+        these too those that an update will take on host."""
+        if self._brought_for(stage, state) == stage:
+            return True
+        return self._copies_come_again and not self._emission.model.states[state].frozen
 
     def ways_back(self, stage: int, state: int, weights: Region) -> Iterator[tuple[Region, Region, Region | None]]:
         """For parameters that were changed at `weights` in a stage: (there, where they live, where they lie on host on

@@ -62,7 +62,7 @@ class Updates:
         prompt = [home for home in self._homes.get(state, ()) if not home.delayed]
         loaded: dict[int, tuple[Region, Region]] = {}
         for number in range(len(prompt)):
-            yield partial(self._update_prompt, gradient, prompt, number, loaded)
+            yield partial(self._update_prompt, stage, gradient, prompt, number, loaded)
         for home in self._homes.get(state, ()):
             if home.delayed:
                 yield partial(self._leave_delayed_gradient, gradient, home)
@@ -81,11 +81,11 @@ class Updates:
         for number, home in enumerate(delayed):
             for ahead in self._ahead(number, delayed):
                 if ahead not in loaded:
-                    loaded[ahead] = self._load_delayed(delayed[ahead])
+                    loaded[ahead] = self._load_delayed(use, delayed[ahead])
             if self._emission.tier(home.parameters) == "ssd":
                 parameters = self._parameters.in_transit(use, home)
             else:
-                parameters = self._updated(home)
+                parameters = self._updated(home, use)
             self._update(home, *loaded[number], parameters, When.PENDING)
 
     def _ahead(self, number: int, homes: list[Home]) -> range:
@@ -93,7 +93,7 @@ class Updates:
         return range(number, min(number + 1 + self._emission.decision.update_lookahead, len(homes)))
 
     def _update_prompt(
-        self, gradient: Region, homes: list[Home], number: int, loaded: dict[int, tuple[Region, Region]]
+        self, stage: int, gradient: Region, homes: list[Home], number: int, loaded: dict[int, tuple[Region, Region]]
     ) -> None:
         emission = self._emission
         for ahead in self._ahead(number, homes):
@@ -104,7 +104,8 @@ class Updates:
                 target = source if emission.unified or self.stays(home.state) else self._gradient_chunk(home)
                 emission.move_state("d2h", source, target, Content.GRADIENT, home.state, final_gradient=True)
                 loaded[ahead] = (optimizer, target)
-        self._update(homes[number], *loaded[number], self._updated(homes[number]), When.ALWAYS)
+                self._bring_copy(home, When.ALWAYS)
+        self._update(homes[number], *loaded[number], self._updated(homes[number], stage), When.ALWAYS)
 
     def _of(self, gradient: Region, home: Home) -> Region:
         """A home's elements of the gradient of what this rank owns of their state."""
@@ -168,8 +169,8 @@ class Updates:
         if on_ssd:
             emission.move_state("write", target, home.gradient, Content.DELAYED_GRADIENT, home.state)
 
-    def _load_delayed(self, home: Home) -> tuple[Region, Region]:
-        """Optimizer states and gradient of a delayed update, on host."""
+    def _load_delayed(self, use: int, home: Home) -> tuple[Region, Region]:
+        """Optimizer states and gradient of a delayed update, on host; and its parameters, where it takes them."""
         assert home.gradient is not None
         emission = self._emission
         waiting = home.gradient
@@ -178,7 +179,18 @@ class Updates:
             target = self._gradient_chunk(home, "again/")
             emission.move_state("read", waiting, target, Content.DELAYED_GRADIENT, home.state, When.PENDING)
             waiting = target
+        if home.formats.takes_copy and emission.tier(home.parameters) == "ssd":
+            target = self._parameters.in_transit(use, home)
+            emission.move_state("read", home.parameters, target, Content.PARAMETERS, home.state, When.PENDING)
+        self._bring_copy(home, When.PENDING)
         return optimizer, waiting
+
+    def _bring_copy(self, home: Home, when: When) -> None:
+        """Where an update on host takes the parameters that the device keeps, they come down to where it leaves
+        them."""
+        emission = self._emission
+        if home.formats.takes_copy and emission.tier(home.parameters) == "device" and not self.stays(home.state):
+            emission.move_state("d2h", home.parameters, self._chunk_of(home), Content.PARAMETERS, home.state, when)
 
     def _load_optimizer(self, home: Home, when: When) -> Region:
         emission = self._emission
@@ -207,7 +219,7 @@ class Updates:
                 optimizer=optimizer,
                 gradient=gradient,
                 parameters=parameters,
-                optimizer_states=home.optimizer_states,
+                formats=home.formats,
                 final_gradient=emission.unified and not home.delayed,
                 stored=stored,
                 on_device=self.stays(home.state),
@@ -225,10 +237,17 @@ class Updates:
     def _gradient_chunk(self, home: Home, use: str = "") -> Region:
         return self._chunk("gradient", home, home.elements * GRADIENT_BYTES, Role.GRADIENTS, use)
 
-    def _updated(self, home: Home) -> Region:
-        """Where an update leaves a home's parameters: where they live, or on host on their way there."""
-        if self._emission.tier(home.parameters) == "host" or self.stays(home.state):
+    def _updated(self, home: Home, stage: int) -> Region:
+        """Where an update leaves a home's parameters: where they live, or on host on their way there. One that takes
+        those before finds them where they came for the stage's backward."""
+        tier = self._emission.tier(home.parameters)
+        if tier == "host" or self.stays(home.state):
             return home.parameters
+        if home.formats.takes_copy and tier == "ssd":
+            return self._parameters.copy_in_transit(stage, home)
+        return self._chunk_of(home)
+
+    def _chunk_of(self, home: Home) -> Region:
         return self._chunk("updated", home, home.parameters.nbytes, Role.PARAMETERS_IN_TRANSIT)
 
     def _chunk(self, kind: str, home: Home, nbytes: int, role: Role, use: str = "") -> Region:

@@ -37,6 +37,7 @@ def decided(plan: Plan, schedule: Schedule) -> list[str]:
         ("schedule", f"{decision.schedule}, backward recomputes {decision.recompute} of a layer's forward"),
         *saved_text.decided(plan, schedule),
         ("optimizer", f"{decision.optimizer}, states in {decision.optimizer_states}"),
+        *_changed_numbers(decision),
         *([("clipping", f"the gradients' norm to {decision.clip_grad_norm:.10g}")] if decision.clip_grad_norm else []),
         *numbers,
         ("delay ratio, alpha", delayed if decision.delay_ratio else "0: every update runs in its own step"),
@@ -53,6 +54,20 @@ def decided(plan: Plan, schedule: Schedule) -> list[str]:
         *_kept("updated on device", decision, "optimizer_device", "with their optimizer states"),
         *([] if without else [("update", chunks)]),
     )
+
+
+def _changed_numbers(decision: Decision) -> list[tuple[str, str]]:
+    """What formats of optimizer states do to the numbers that are trained."""
+    moments: dict[str, str] = {
+        "bf16": "both moments rounded to bf16: numbers differ from fp32 moments",
+        "int8": "both moments rounded to 8 bits: numbers differ from fp32 moments",
+    }
+    masters: dict[str, str] = {
+        "residual": "residual: nothing is lost, but ties away from zero change numbers",
+        "none": "none: bf16 weights are updated; numbers differ from fp32 masters",
+    }
+    found = [("", moments[decision.optimizer_states])] if decision.optimizer_states in moments else []
+    return [*found, *([("masters", masters[decision.masters])] if decision.masters in masters else [])]
 
 
 def _checkpoints(decision: Decision) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from ..analysis.drift import Drift, Figure, FigureKind
 from ..documents.plan import Plan
-from ..documents.profile import update_rate
+from ..documents.rates import update_rate
 from .quantities import duration, number, rate
 from .tables import NAME_COLUMNS, short
 
@@ -47,7 +47,7 @@ def _describe(plan: Plan, figure: Figure, times: float) -> str:
         "d2h": ("copies from the device", machine.d2h_bandwidth, rate),
         "update": (
             "optimizer updates",
-            update_rate(machine, plan.decision.optimizer_states),
+            update_rate(machine, plan.decision.formats),
             lambda value: f"{number(value)} elements/s",
         ),
     }

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..documents.profile import Machine, Model, Network, Profile, Volume
-from ..documents.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, optimizer_bytes, training_bytes
+from ..documents.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, USUAL, training_bytes
 from ..units import format_bytes, format_seconds
 from .quantities import count, duration, estimated, number, percent, rate, times
 from .sublayers_text import sections_of_activations
@@ -72,6 +72,7 @@ def _machine(machine: Machine) -> list[str]:
         ("host to device", f"{rate(machine.h2d_bandwidth)}, back {rate(machine.d2h_bandwidth)}"),
         ("optimizer update", f"{number(machine.update_rate)} elements/s on {times(machine.update_threads, 'thread')}"),
         *([("", f"{number(machine.update_rate_bf16)} with states in bf16")] if machine.update_rate_bf16 else []),
+        *([("", f"{number(machine.update_rate_int8)} with states in int8")] if machine.update_rate_int8 else []),
         *([("", f"{rate(machine.checksum_rate)} of states are summed in passing")] if machine.checksum_rate else []),
         *(
             [
@@ -134,7 +135,7 @@ def _layers(model: Model) -> list[str]:
                     f"{counts[entry.name]:,}",
                     f"{elements:,}",
                     format_bytes(elements * element),
-                    format_bytes(optimizer_bytes(trained, "fp32")) if trained else "frozen",
+                    format_bytes(USUAL.range_bytes(trained)) if trained else "frozen",
                     "tied" if shared else "",
                 )
             )

@@ -19,7 +19,7 @@ import torch
 
 from ssdplan import native
 from ssdplan.native import process
-from ssdplan.plans.documents.state_layout import GRAIN, optimizer_parts
+from ssdplan.plans.documents.state_layout import GRAIN, USUAL
 
 from ..measure import Progress, portion
 from .report import Row, Target, Unit
@@ -302,7 +302,7 @@ def _checksum_in_passing(setting: Setting, progress: Progress) -> Row:
     """An update that takes the checksums of its states before and after, and one between two passes that do."""
     count = max(setting.nbytes // AdamStates.ELEMENT_BYTES // _CHUNK, 1) * _CHUNK
     states = AdamStates(count)
-    parts = optimizer_parts(_CHUNK, "fp32")
+    parts = USUAL.parts(_CHUNK)
     positions, ends = tuple(part.offset for part in parts), [part.stop for part in parts]
 
     def summed(chunk: int) -> None:

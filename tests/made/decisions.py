@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ssdplan.plans.documents.plan import Decision, Placement, Saved, ScheduleName
 from ssdplan.plans.documents.profile import Model
-from ssdplan.plans.documents.state_layout import OptimizerStates
+from ssdplan.plans.documents.state_layout import Masters, OptimizerStates
 from ssdplan.plans.documents.zeroth_order import ZerothOrder
 
 
@@ -26,6 +26,7 @@ def decide(
     inputs: float = 0.0,
     schedule: ScheduleName = "vertical",
     optimizer_states: OptimizerStates = "fp32",
+    masters: Masters = "fp32",
     clip_grad_norm: float | None = None,
     unified: bool = False,
     saved: Sequence[Saved] = (),
@@ -83,6 +84,7 @@ def decide(
         optimizer="mezo" if zeroth_order else "adamw",
         zeroth_order=zeroth_order,
         optimizer_states=optimizer_states,
+        masters=masters,
         clip_grad_norm=clip_grad_norm,
         precision=model.precision,
         micro_batch_size=micro_batch_size,

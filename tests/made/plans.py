@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from ssdplan.planner.predict.simulator import simulate
 from ssdplan.plans.documents.plan import Alternative, Decision, Plan, Prediction, Saved, Sensitivity
 from ssdplan.plans.documents.profile import Layer, LayerClass, Machine, Model, Network, Rung, State, Timing
-from ssdplan.plans.documents.state_layout import OptimizerStates, Precision
+from ssdplan.plans.documents.state_layout import Masters, OptimizerStates, Precision
 from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.graph.ops import Schedule
 from ssdplan.plans.schedule.build import build_schedule
@@ -105,7 +105,8 @@ def machine(device: Literal["cpu", "cuda"] = "cpu") -> Machine:
         update_rate=1e8,
         volumes=(volume,),
     )
-    return shape.model_copy(update={"compute_threads": 1, "pending_rate_host": 1e9, "rows_bandwidth": 1e10})
+    rates = {"update_rate_int8": 5e7, "pending_rate_host": 1e9, "rows_bandwidth": 1e10}
+    return shape.model_copy(update={"compute_threads": 1, **rates})
 
 
 def make_plan(
@@ -129,6 +130,7 @@ def make_plan(
     schedule: Literal["vertical", "horizontal"] = "vertical",
     device: Literal["cpu", "cuda"] = "cpu",
     optimizer_states: OptimizerStates = "fp32",
+    masters: Masters = "fp32",
     clip_grad_norm: float | None = None,
     unified: bool = False,
     saved: Sequence[Saved] = (),
@@ -163,6 +165,7 @@ def make_plan(
         inputs=inputs,
         schedule=schedule,
         optimizer_states=optimizer_states,
+        masters=masters,
         clip_grad_norm=clip_grad_norm,
         unified=unified,
         zeroth_order=zeroth_order,

@@ -10,5 +10,4 @@ def work_of(micro_batch_size: int, micro_batches: int, schedule: ScheduleName = 
         micro_batch_size=micro_batch_size,
         micro_batches=micro_batches,
         schedule=schedule,
-        optimizer_states="fp32",
     )

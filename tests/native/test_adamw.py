@@ -21,8 +21,8 @@ Result = TypeVar("Result")
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LR, BETAS, EPS, WEIGHT_DECAY = 3e-3, (0.9, 0.999), 1e-8, 0.1
 RATES = {"lr": LR, "beta1": BETAS[0], "beta2": BETAS[1], "eps": EPS, "weight_decay": WEIGHT_DECAY}
-FORMATS = [(parameter, moments, False) for parameter in TORCH_DTYPES for moments in ("fp32", "bf16")]
-FORMATS += [("bf16", moments, True) for moments in ("fp32", "bf16")]
+FORMATS = [(parameter, moments, "fp32") for parameter in TORCH_DTYPES for moments in ("fp32", "bf16")]
+FORMATS += [("bf16", moments, masters) for moments in ("fp32", "bf16") for masters in ("residual", "none")]
 
 
 def split(master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,7 +42,7 @@ def joined(copy: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class State:
-    """What one update reads and writes. `kept` is the fp32 masters, or their residual."""
+    """What one update reads and writes. `kept` is the fp32 masters, or their residual, or of no use in int8."""
 
     kept: torch.Tensor
     exp_avg: torch.Tensor
@@ -52,14 +52,16 @@ class State:
 
     @classmethod
     def random(
-        cls, elements: int, parameter_dtype: str = "bf16", moments: str = "fp32", residual: bool = False, seed: int = 0
+        cls, elements: int, parameter_dtype: str = "bf16", moments: str = "fp32", masters: str = "fp32", seed: int = 0
     ) -> "State":
         generator = torch.Generator().manual_seed(seed)
         master, exp_avg, gradient = (torch.randn(elements, generator=generator) for _ in range(3))
         exp_avg_sq = torch.rand(elements, generator=generator)
         parameter = torch.empty(elements, dtype=TORCH_DTYPES[parameter_dtype])
-        if residual:
+        if masters == "residual":
             parameter, master = split(master)
+        elif masters == "none":
+            parameter, master = master.bfloat16(), torch.zeros(elements, dtype=torch.int8)
         dtype = TORCH_DTYPES[moments]
         return cls(master, exp_avg.to(dtype), exp_avg_sq.to(dtype), gradient, parameter)
 
@@ -86,13 +88,12 @@ class State:
             tensor[begin:end] for tensor in (self.kept, self.exp_avg, self.exp_avg_sq, self.gradient, self.parameter)
         )
         names = {dtype: name for name, dtype in TORCH_DTYPES.items()}
-        residual = kept.dtype == torch.int16
         return apply(
             elements=gradient.numel(),
             parameter=parameter.data_ptr(),
             parameter_dtype=names[parameter.dtype],
-            master=None if residual else kept.data_ptr(),
-            residual=kept.data_ptr() if residual else None,
+            master=kept.data_ptr() if kept.dtype == torch.float32 else None,
+            residual=kept.data_ptr() if kept.dtype == torch.int16 else None,
             exp_avg=exp_avg.data_ptr(),
             exp_avg_sq=exp_avg_sq.data_ptr(),
             moment_dtype=names[exp_avg.dtype],
@@ -104,10 +105,12 @@ class State:
         )
 
     def master(self) -> torch.Tensor:
+        if self.kept.dtype == torch.int8:
+            return self.parameter.float()
         return joined(self.parameter, self.kept) if self.kept.dtype == torch.int16 else self.kept
 
     def bits(self) -> list[torch.Tensor]:
-        integers = {2: torch.int16, 4: torch.int32}
+        integers = {1: torch.int8, 2: torch.int16, 4: torch.int32}
         tensors = (self.kept, self.exp_avg, self.exp_avg_sq, self.parameter)
         return [tensor.view(integers[tensor.element_size()]).clone() for tensor in tensors]
 
@@ -161,18 +164,19 @@ def reference(state: State, step: int, gradient_scale: float) -> list[NDArray[np
 
 
 @pytest.mark.parametrize("elements", [1, 31, 32, 33, 2047, 2048, 2049, 70001])
-@pytest.mark.parametrize(("parameter_dtype", "moments", "residual"), FORMATS)
+@pytest.mark.parametrize(("parameter_dtype", "moments", "masters"), FORMATS)
 def test_adamw_gives_the_bits_of_plain_fp32_operations(
-    elements: int, parameter_dtype: str, moments: str, residual: bool
+    elements: int, parameter_dtype: str, moments: str, masters: str
 ) -> None:
-    state = State.random(elements, parameter_dtype, moments, residual, seed=elements)
+    state = State.random(elements, parameter_dtype, moments, masters, seed=elements)
     state.gradient[::7] *= 1e-30  # squares that are subnormal or zero
     expected = [torch.from_numpy(array) for array in reference(state, 7, 0.37)]
     assert state.update(7, gradient_scale=0.37)
     dtype = TORCH_DTYPES[moments]
-    assert torch.equal(state.master().view(torch.int32), expected[0].view(torch.int32))
+    master = expected[0].bfloat16().float() if masters == "none" else expected[0]
+    assert torch.equal(state.master().view(torch.int32), master.view(torch.int32))
     assert torch.equal(state.exp_avg, expected[1].to(dtype)) and torch.equal(state.exp_avg_sq, expected[2].to(dtype))
-    copy = split(expected[0])[0] if residual else expected[0].to(TORCH_DTYPES[parameter_dtype])
+    copy = split(expected[0])[0] if masters == "residual" else expected[0].to(TORCH_DTYPES[parameter_dtype])
     assert torch.equal(state.parameter, copy)
 
 
@@ -184,7 +188,7 @@ def test_adamw_gives_the_bits_of_plain_fp32_operations(
     formats=st.sampled_from(FORMATS),
 )
 def test_any_split_of_a_range_gives_the_same_bits(
-    elements: int, cuts: list[int], threads: int, formats: tuple[str, str, bool]
+    elements: int, cuts: list[int], threads: int, formats: tuple[str, str, str]
 ) -> None:
     whole = State.random(elements, *formats)
     whole.update(3, gradient_scale=0.5, threads=1)
@@ -204,7 +208,7 @@ def test_threads_change_no_bit() -> None:
 
 @pytest.mark.parametrize("moments", ["fp32", "bf16"])
 def test_masters_as_copy_and_residual_go_the_way_of_fp32_masters(moments: str) -> None:
-    whole, parts = (State.random(20_000, "bf16", moments, residual) for residual in (False, True))
+    whole, parts = (State.random(20_000, "bf16", moments, masters) for masters in ("fp32", "residual"))
     for step in range(1, 30):
         torch.manual_seed(step)
         gradient = torch.randn(20_000) * torch.logspace(-9, 3, 20_000)
@@ -263,7 +267,7 @@ def test_the_copy_is_rounded_as_torch_rounds(dtype: str) -> None:
 def test_copy_and_residual_hold_every_master() -> None:
     values = near_halves("bf16")
     numbers = ~values.isnan()
-    state = State.random(values.numel(), "bf16", residual=True)
+    state = State.random(values.numel(), "bf16", masters="residual")
     parameter, residual = split(torch.where(numbers, values, 0.0))
     assert torch.equal(joined(parameter, residual)[numbers].view(torch.int32), values[numbers].view(torch.int32))
     state.parameter.copy_(parameter)
@@ -277,8 +281,8 @@ def test_copy_and_residual_hold_every_master() -> None:
 @pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF, 0x7FC00000])
 def test_a_master_that_is_not_a_number_stays_one_in_each_format(bits: int) -> None:
     nan = torch.tensor([bits - (1 << 32) if bits >> 31 else bits] * 40, dtype=torch.int32).view(torch.float32)
-    for parameter_dtype, moments, residual in FORMATS:
-        state = State.random(40, parameter_dtype, moments, residual)
+    for parameter_dtype, moments, masters in FORMATS:
+        state = State.random(40, parameter_dtype, moments, masters)
         state.gradient.copy_(nan)
         assert not state.update(1)
         assert all(tensor.isnan().all() for tensor in (state.master(), state.parameter, state.exp_avg))
@@ -358,7 +362,7 @@ def test_statistics_in_passing_are_those_of_a_pass_of_their_own(elements: int, f
     formats=st.sampled_from(FORMATS),
 )
 def test_statistics_of_ranges_cut_at_blocks_add_up(
-    blocks: int, rest: int, cuts: list[int], threads: int, formats: tuple[str, str, bool]
+    blocks: int, rest: int, cuts: list[int], threads: int, formats: tuple[str, str, str]
 ) -> None:
     elements = 2048 * blocks + rest
     whole, parts = (State.random(elements, *formats) for _ in range(2))
@@ -426,12 +430,14 @@ def test_wrong_arguments_are_refused_and_named() -> None:
     rates = RATES | {"step": 1}
     before = state.bits()
     cases: list[tuple[str, dict[str, object]]] = [
-        ("master is a null pointer", {"master": None}),
-        ("master is a null pointer", {"master": 0}),
+        ("without a master", {"master": None, "parameter_dtype": "fp16"}),
+        ("without a master", {"master": 0, "parameter_dtype": "fp32"}),
         ("exclude each other", {"master": master, "residual": master}),
         ("residual needs", {"master": None, "residual": master, "parameter_dtype": "fp16"}),
         ("moment_dtype", {"master": master, "moment_dtype": "fp16"}),
-        ("'int8'", {"master": master, "moment_dtype": "int8"}),
+        ("exp_avg_scales is a null pointer", {"master": master, "moment_dtype": "int8", "elements": 64}),
+        ("multiple of 64", {"master": master, "moment_dtype": "int8", "scales": [master, master]}),
+        ("only moments in int8", {"master": master, "scales": [master, 0]}),
         ("aligned", {"master": master + 2}),
         ("elements must not be negative", {"master": master, "elements": -1}),
         ("step", {"master": master, "step": 0}),

@@ -17,7 +17,7 @@ from ssdplan.planner.program.program import program_bound, solve_program
 from ssdplan.planner.request import SolveRequest
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Machine, Model
-from ssdplan.plans.documents.state_layout import OptimizerStates
+from ssdplan.plans.documents.state_layout import OPTIMIZER_FORMATS, Masters, OptimizerStates
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.views.profile_text import describe_profile
@@ -42,7 +42,9 @@ def test_states_with_moments_in_bf16_are_four_bytes_an_element_smaller(alpha: fl
     fewer = 4 * elements_of(model)
 
     def program(states: OptimizerStates, optimizer: float) -> ProgramResult:
-        fixed = FixedChoices(alpha, parameters=0.0, optimizer=optimizer, checkpoints=1.0, optimizer_states=states)
+        fixed = FixedChoices(
+            alpha, parameters=0.0, optimizer=optimizer, checkpoints=1.0, formats=OPTIMIZER_FORMATS["fp32", states]
+        )
         limits = Limits(100 * GIB)
         found = solve_program(model, made_machine(), micro_batch_size=1, micro_batches=2, limits=limits, fixed=fixed)
         assert found is not None
@@ -79,26 +81,35 @@ def test_updates_take_as_long_as_their_format_does(measured: float | None, rate:
             micro_batch_size=1,
             micro_batches=2,
             limits=Limits(100 * GIB),
-            fixed=FixedChoices(delay_ratio=0.0, optimizer_states=states),
+            fixed=FixedChoices(delay_ratio=0.0, formats=OPTIMIZER_FORMATS["fp32", states]),
         )
         assert found is not None and found.seconds == pytest.approx(elements_of(model) / expected, rel=1e-3)
 
 
 @settings(deadline=None, max_examples=examples(8), print_blob=True)
-@given(models(), machines(), st.floats(0.5, 1.3), st.sampled_from(FORMATS), st.none() | st.floats(0.1, 10))
+@given(
+    models(),
+    machines(),
+    st.floats(0.5, 1.3),
+    st.sampled_from(("fp32", "residual", "none")),
+    st.sampled_from(FORMATS),
+    st.none() | st.floats(0.1, 10),
+)
 def test_every_plan_keeps_its_promises_and_clips_only_what_is_delayed(
-    model: Model, machine: Machine, memory: float, states: OptimizerStates, clip: float | None
+    model: Model, machine: Machine, memory: float, masters: Masters, states: OptimizerStates, clip: float | None
 ) -> None:
+    masters = masters if model.precision == "bf16" else "fp32"
     profile = made_profile(machine=machine, model=model)
     request = SolveRequest(
         host_memory_bytes=int(memory * 20 * elements_of(model)) + 16 * MIB,
         global_batch=4,
         optimizer_states=states,
+        masters=masters,
         clip_grad_norm=clip,
     )
     plan = planned(profile, request)
     check(profile, request, plan)
-    assert (plan.decision.optimizer_states, plan.decision.clip_grad_norm) == (states, clip)
+    assert plan.decision.formats == OPTIMIZER_FORMATS[masters, states] and plan.decision.clip_grad_norm == clip
     if clip is not None:
         assert plan.decision.delay_ratio == 1.0 and all(row.delay_ratio == 1.0 for row in plan.alternatives)
 

@@ -1,5 +1,6 @@
 """Operations and buffers made by hand, for tests that say what matters of each and leave the rest."""
 
+from ssdplan.plans.documents.state_layout import USUAL
 from ssdplan.plans.graph.contents import Content, Role
 from ssdplan.plans.graph.ops import Backward, Buffer, Forward, Region, Resource, Tier, Transfer, Update
 
@@ -119,6 +120,6 @@ def made_update(
         optimizer=optimizer,
         gradient=gradient,
         parameters=parameters,
-        optimizer_states="fp32",
+        formats=USUAL,
         stored=stored,
     )

@@ -9,7 +9,7 @@ import pytest
 
 from ssdplan.native import adamw_statistics, adamw_summed
 from ssdplan.native.process import host_memory
-from ssdplan.plans.documents.state_layout import OPTIMIZER_BYTES, Precision
+from ssdplan.plans.documents.state_layout import USUAL, Precision
 from ssdplan.profiler import machine
 from ssdplan.profiler.machine import UpdateBench, Updates, measure_link, measure_update
 from ssdplan.profiler.measure import Limits, Measurement
@@ -142,25 +142,25 @@ def test_the_rate_of_updates_is_that_of_the_kernel(precision: Precision, monkeyp
 
         return run
 
-    plain = {"fp32": 2.0, "bf16": 1.0}
+    plain = {"fp32": 2.0, "bf16": 1.0, "int8": 4.0}
     monkeypatch.setattr(
         machine, "adamw_statistics", moving(adamw_statistics, lambda named: plain[named["moment_dtype"]])
     )
     monkeypatch.setattr(machine, "adamw_summed", moving(adamw_summed, lambda named: 2.5))
     figures, notes = measure_update(UpdateBench(precision, 1, 1 << 30, clock=made), Limits(seconds=1.6), silent)
-    assert len(called) == 3 and not notes
-    assert (figures.fp32.rate, figures.bf16.rate) == (pytest.approx(0.5e9), pytest.approx(1e9))
+    assert len(called) == 4 and not notes
+    assert [each.rate for each in (figures.fp32, figures.bf16, figures.int8)] == pytest.approx([0.5e9, 1e9, 0.25e9])
     assert figures.summed.rate == pytest.approx(0.4e9), "its pauses are not counted"
-    assert figures.checksum_rate == pytest.approx(OPTIMIZER_BYTES["fp32"] / 0.5e-9)
+    assert figures.checksum_rate == pytest.approx(USUAL.mean_bytes / 0.5e-9)
 
 
 def test_what_checksums_take_in_passing_is_the_difference() -> None:
     def figure(rate: float) -> Measurement:
         return Measurement(1 / rate, 0.0, 9, stable=True)
 
-    assert Updates(figure(1e9), figure(2e9), figure(0.5e9)).checksum_rate == pytest.approx(12e9)
-    assert Updates(figure(1e9), figure(2e9), figure(1e9)).checksum_rate is None
-    assert Updates(figure(1e9), figure(2e9), figure(1.1e9)).checksum_rate is None
+    assert Updates(figure(1e9), figure(2e9), figure(3e9), figure(0.5e9)).checksum_rate == pytest.approx(12e9)
+    assert Updates(figure(1e9), figure(2e9), figure(3e9), figure(1e9)).checksum_rate is None
+    assert Updates(figure(1e9), figure(2e9), figure(3e9), figure(1.1e9)).checksum_rate is None
 
 
 def test_little_memory_is_enough_for_the_rate_of_updates() -> None:

@@ -13,21 +13,25 @@ from ssdplan.executor.optimizer import adamw_on_device
 from ssdplan.executor.optimizer.adamw import AdamW, RangeUpdate
 from ssdplan.executor.optimizer.adamw_on_device import DeviceUpdate, by_torch, kernel_of_gpu
 from ssdplan.executor.optimizer.weight_decay import windows
-from ssdplan.plans.documents.state_layout import OptimizerStates, optimizer_bytes, optimizer_parts
+from ssdplan.plans.documents.state_layout import OPTIMIZER_FORMATS, USUAL, Masters, OptimizerFormats, OptimizerStates
 
 OPTIMIZER = AdamW(lr=3e-3, beta1=0.87, beta2=0.95, eps=1e-7, weight_decay=0.1)
 ELEMENTS = 3 * 2048
+_FORMS = {"fp32": torch.float32, "bf16": torch.bfloat16, "residual": torch.int16}
 SPARED = windows(0, ELEMENTS, ((32, 96), (2048, 2112), (5000, 5064)))
 
 
 def made(
-    elements: int, optimizer_states: OptimizerStates, dtype: torch.dtype
+    elements: int, formats: OptimizerFormats, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Optimizer states, gradient and parameters in the middle of a training, some values tiny, some large."""
     generator = torch.Generator().manual_seed(elements)
-    states = torch.zeros(optimizer_bytes(elements, optimizer_states), dtype=torch.uint8)
-    for part in optimizer_parts(elements, optimizer_states):
-        form = torch.bfloat16 if part.format.name == "bf16" else torch.float32
+    states = torch.zeros(formats.range_bytes(elements), dtype=torch.uint8)
+    for part in formats.parts(elements):
+        form = _FORMS[part.format.name]
+        if form == torch.int16:
+            states[part.offset : part.stop].random_(generator=generator)
+            continue
         values = torch.randn(elements, generator=generator) * 10.0 ** torch.randint(
             -6, 3, (elements,), generator=generator
         )
@@ -36,56 +40,65 @@ def made(
         -9, 4, (elements,), generator=generator
     )
     gradient[:7] = torch.tensor([0.0, -0.0, 1e-30, -1e-38, 1e20, torch.inf, torch.nan])
-    return states, gradient, torch.zeros(elements, dtype=dtype)
+    return states, gradient, torch.randn(elements, generator=generator).to(dtype)
 
 
 @pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("optimizer_states", ["fp32", "bf16"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("masters", "dtype"),
+    [
+        ("fp32", torch.float32),
+        ("fp32", torch.bfloat16),
+        ("fp32", torch.float16),
+        ("residual", torch.bfloat16),
+        ("none", torch.bfloat16),
+    ],
+)
+@pytest.mark.parametrize("moments", ["fp32", "bf16"])
 def test_the_device_has_the_bits_of_the_native_kernel(
-    monkeypatch: pytest.MonkeyPatch, where: str, dtype: torch.dtype, optimizer_states: OptimizerStates
+    monkeypatch: pytest.MonkeyPatch, where: str, dtype: torch.dtype, masters: Masters, moments: OptimizerStates
 ) -> None:
+    formats = OPTIMIZER_FORMATS[masters, moments]
     if where == "cuda" and not torch.cuda.is_available():
         pytest.skip("torch sees no GPU")
     monkeypatch.setattr(adamw_on_device, "PIECE", 1000)
     kernels = [by_torch] if where == "cpu" else [by_torch, kernel_of_gpu()]
     for kernel in kernels:
-        ours = made(ELEMENTS, optimizer_states, dtype)
+        ours = made(ELEMENTS, formats, dtype)
         theirs = [tensor.to(where, copy=True) for tensor in ours]
-        native = RangeUpdate(ours[0], optimizer_states, ours[1], ours[2], threads=2, windows=SPARED)
-        there = DeviceUpdate(
-            theirs[0], optimizer_states, theirs[1], theirs[2], threads=1, windows=SPARED, kernel=kernel
-        )
+        native = RangeUpdate(ours[0], formats, ours[1], ours[2], threads=2, windows=SPARED)
+        there = DeviceUpdate(theirs[0], formats, theirs[1], theirs[2], threads=1, windows=SPARED, kernel=kernel)
         for step, scale in ((1, 1.0), (2, 2.0**-7), (500, 0.3)):
             native(OPTIMIZER, step=step, gradient_scale=scale)
             there(OPTIMIZER, step=step, gradient_scale=scale)
-            for one, other in zip(_parts(ours, optimizer_states), _parts(theirs, optimizer_states), strict=True):
+            for one, other in zip(_parts(ours, formats), _parts(theirs, formats), strict=True):
                 assert torch.equal(bits(one), bits(other)), (kernel, step)
         assert ours[2].isfinite().sum() > ELEMENTS // 2
 
 
-def _parts(tensors: Sequence[torch.Tensor], optimizer_states: OptimizerStates) -> list[torch.Tensor]:
+def _parts(tensors: Sequence[torch.Tensor], formats: OptimizerFormats) -> list[torch.Tensor]:
     """Master, moments, gradient and parameters."""
     states, gradient, parameters = (tensor.cpu() for tensor in tensors)
-    forms = {"fp32": torch.float32, "bf16": torch.bfloat16}
-    parts = optimizer_parts(gradient.numel(), optimizer_states)
-    return [*(states[part.offset : part.stop].view(forms[part.format.name]) for part in parts), gradient, parameters]
+    parts = formats.parts(gradient.numel())
+    return [*(states[part.offset : part.stop].view(_FORMS[part.format.name]) for part in parts), gradient, parameters]
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """As bytes; what is not a number has one pattern, for its payload is nobody's promise."""
+    if not tensor.is_floating_point():
+        return tensor.view(torch.uint8)
     return torch.where(tensor.isnan(), torch.full_like(tensor, torch.nan), tensor).view(torch.uint8)
 
 
 def test_where_decay_ends_and_begins_pieces_are_joined() -> None:
     """A range that all decays is one call, however its squares' windows are cut."""
     calls: list[tuple[int, float]] = []
-    states, gradient, parameters = made(ELEMENTS, "fp32", torch.float32)
+    states, gradient, parameters = made(ELEMENTS, USUAL, torch.float32)
     for spared in (((0, 0),), ((32, 96),)):
         calls.clear()
         cut = windows(0, ELEMENTS, spared)
         update = DeviceUpdate(
-            states, "fp32", gradient, parameters, threads=1, windows=cut,
+            states, USUAL, gradient, parameters, threads=1, windows=cut,
             kernel=lambda streams, _, decay: calls.append((streams.gradient.numel(), decay)),
         )  # fmt: skip
         update(OPTIMIZER, step=1, gradient_scale=1.0)
@@ -101,16 +114,18 @@ def test_triton_has_the_bits_of_torch() -> None:
 import torch
 from ssdplan.executor.optimizer import adamw_on_device, adamw_triton
 from ssdplan.executor.optimizer.adamw import AdamW
+from ssdplan.plans.documents.state_layout import OPTIMIZER_FORMATS, USUAL
 from tests.executor.optimizer.test_adamw_on_device import OPTIMIZER, made, _parts, bits
-for dtype in (torch.float32, torch.float16):
+residual = OPTIMIZER_FORMATS["residual", "fp32"]  # rounds to bf16 by itself
+for formats, dtype in ((USUAL, torch.float32), (USUAL, torch.float16), (residual, torch.bfloat16)):
     for elements in (2048, 6144):
-        ours, theirs = made(elements, "fp32", dtype), made(elements, "fp32", dtype)
+        ours, theirs = made(elements, formats, dtype), made(elements, formats, dtype)
         pairs = [(ours, adamw_on_device.by_torch), (theirs, adamw_triton.update)]
         for (states, gradient, parameters), kernel in pairs:
-            update = adamw_on_device.DeviceUpdate(states, "fp32", gradient, parameters, threads=1, kernel=kernel)
+            update = adamw_on_device.DeviceUpdate(states, formats, gradient, parameters, threads=1, kernel=kernel)
             for step, scale in ((1, 1.0), (77, 0.3)):
                 update(OPTIMIZER, step=step, gradient_scale=scale)
-        for one, other in zip(_parts(ours, "fp32"), _parts(theirs, "fp32")):
+        for one, other in zip(_parts(ours, formats), _parts(theirs, formats)):
             assert torch.equal(bits(one), bits(other)), (dtype, elements)
 print("the same bits")
 """

@@ -15,6 +15,7 @@ from ssdplan.executor.optimizer.adamw import AdamW, RangeUpdate
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import Result, train
 from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.state_layout import OPTIMIZER_FORMATS
 from tests import reference
 from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare
 from tests.made.plans import make_plan
@@ -55,7 +56,9 @@ def test_a_range_holds_masters_then_moments(elements: int) -> None:
     m, v = np.zeros_like(p), np.zeros_like(p)
     for step in (1, 2):
         gradient = torch.from_numpy(gradients[step - 1])
-        RangeUpdate(states, "bf16", gradient, parameters, threads=2)(OPTIMIZER, step=step, gradient_scale=0.3)
+        RangeUpdate(states, OPTIMIZER_FORMATS["fp32", "bf16"], gradient, parameters, threads=2)(
+            OPTIMIZER, step=step, gradient_scale=0.3
+        )
         g = gradients[step - 1] * f(0.3)
         m = m + (g - m) * f(1 - 0.9)
         v = v * f(0.95) + (g * g) * f(1 - 0.95)

@@ -18,6 +18,7 @@ from ssdplan.executor.optimizer.adamw import AdamW, RangeUpdate
 from ssdplan.executor.optimizer.weight_decay import spared_parameters, spared_spans, windows
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import Result, train
+from ssdplan.plans.documents.state_layout import OPTIMIZER_FORMATS
 from tests import reference
 from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare
 from tests.executor.test_families import vanishing
@@ -83,7 +84,9 @@ def test_an_update_of_windows_is_that_of_each_part_and_its_norm_that_of_the_whol
     def update(weight_decay: float, cuts=()) -> tuple[torch.Tensor, torch.Tensor, int]:
         memory, parameters = fresh()
         optimizer = AdamW(lr=1e-2, weight_decay=weight_decay)
-        bound = RangeUpdate(memory, states, gradient, parameters, threads=2, statistics=True, windows=cuts)
+        bound = RangeUpdate(
+            memory, OPTIMIZER_FORMATS["fp32", states], gradient, parameters, threads=2, statistics=True, windows=cuts
+        )
         finite, squares, *_ = bound(optimizer, step=1, gradient_scale=0.5)
         assert finite
         return memory, parameters, squares

@@ -14,7 +14,7 @@ from ssdplan.plans.errors import StoreError, UsageError
 from tests.executor.ranks.processes import run
 from tests.executor.runs import prepare
 
-PLAN = {"alpha": 0.4, "optimizer": 0.37, "parameters": 0.5}
+PLAN = {"alpha": 0.4, "optimizer": 0.37, "parameters": 0.5, "precision": "bf16", "masters": "residual"}
 
 
 @pytest.fixture(scope="module")

@@ -184,11 +184,11 @@ def test_a_stopped_run_goes_on_to_the_same_bits(directory, tmp_path, expected, c
 PAIRS = [
     (SPREAD, ON_HOST, {}),
     (ON_HOST, SPREAD, {}),
-    (ON_SSD, ON_DEVICE, {"precision": "bf16"}),
+    (ON_SSD, ON_DEVICE, {"precision": "bf16", "masters": "none", "optimizer_states": "int8"}),
     (ON_DEVICE, ON_SSD, {"precision": "bf16", "optimizer_states": "bf16"}),
     (UNIFIED, UNIFIED_ON_SSD, {}),
     (UPDATED_THERE, SPREAD, {}),
-    (ON_SSD, UPDATED_THERE, {"precision": "bf16"}),
+    (ON_SSD, UPDATED_THERE, {"precision": "bf16", "masters": "residual"}),
 ]
 
 

@@ -16,6 +16,7 @@ from ssdplan.planner.predict.simulator import simulate
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve_and_build
 from ssdplan.plans.documents.profile import Machine
+from ssdplan.plans.documents.state_layout import USUAL
 from ssdplan.plans.graph.ops import Backward, Forward, Graph, Op, Region, Transfer, Update
 from tests.extent import examples
 from tests.made.profiles import GIB, made_machine, made_model, made_profile, made_volume
@@ -314,7 +315,7 @@ def test_a_hundred_thousand_ops_take_about_a_second() -> None:
 def test_what_passes_dram_shares_its_bandwidth() -> None:
     """A read, a copy to the device and an update ask for 2 + 3 + 5 MB/s of 5 MB/s: each goes half as fast. What asks
     for no more than there is goes as fast as alone, and so does all on a machine whose DRAM nobody knows."""
-    rate = 5e6 / updated_bytes("fp32")
+    rate = 5e6 / updated_bytes(USUAL)
     volumes = (made_volume(read=2e6, write=2e6),)
     machine = made_machine(link=3e6, update_rate=rate, volumes=volumes)
     shared = machine.model_copy(update={"dram_bandwidth": 5e6})
@@ -332,7 +333,7 @@ def test_no_plan_moves_more_through_dram_than_it_can() -> None:
     plan, schedule = solve_and_build(profile, SolveRequest(24 * GIB, micro_batch_size=4, micro_batches=2))
     ops, p = schedule.steady.ops, plan.prediction
     moved = sum(op.nbytes for op in ops if isinstance(op, Transfer))
-    moved += sum(op.elements * updated_bytes("fp32") for op in ops if isinstance(op, Update))
+    moved += sum(op.elements * updated_bytes(USUAL) for op in ops if isinstance(op, Update))
     assert moved <= machine.dram_bandwidth * p.step_seconds * (1 + 1e-6)
     assert moved <= machine.dram_bandwidth * p.program_seconds * (1 + 1e-2)
     unknown = profile.model_copy(update={"machine": machine.model_copy(update={"dram_bandwidth": None})})

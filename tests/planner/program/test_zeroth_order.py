@@ -87,7 +87,7 @@ def test_counts_what_the_graph_moves_to_the_byte(
     )
     decision = decide(model, micro_batches=n, parameters=float(on_host), zeroth_order=zeroth, ranks=ranks)
     schedule = build_schedule(model, decision)
-    work = Work(micro_batch_size=1, micro_batches=n, schedule="zeroth-order", optimizer_states="fp32",
+    work = Work(micro_batch_size=1, micro_batches=n, schedule="zeroth-order",
                 zeroth_order=zeroth)  # fmt: skip
     stages = zeroth_order.stages(model, layer_groups(model), work)
     at = {}

@@ -26,7 +26,7 @@ OF_LAYERS = {
     Content.SAVED_ACTIVATIONS,
 }
 HELD = {
-    Content.PARAMETERS: {Role.PARAMETERS, Role.PARAMETERS_IN_TRANSIT},
+    Content.PARAMETERS: {Role.PARAMETERS, Role.OWN_MASTERS, Role.PARAMETERS_IN_TRANSIT},
     Content.OPTIMIZER_STATES: {Role.OPTIMIZER, Role.OPTIMIZER_IN_TRANSIT},
     Content.GRADIENT: {Role.GRADIENTS, Role.ACCUMULATED_GRADIENTS},
     Content.DELAYED_GRADIENT: {Role.GRADIENTS, Role.DELAYED_GRADIENT},
@@ -48,7 +48,7 @@ def test_all_that_is_asked_of_a_role_or_a_content_is_there() -> None:
     assert set(ROLES) == set(Role) == set(ROLE_COLOURS)
     assert set(CONTENTS) == set(Content) == set(HELD)
     assert {facts.work for facts in CONTENTS.values()} <= set(WORK_COLOURS)
-    assert {role for role in Role if ROLES[role].durable} == {Role.OPTIMIZER}
+    assert {role for role in Role if ROLES[role].durable} == {Role.OPTIMIZER, Role.OWN_MASTERS}
 
 
 def test_every_order_has_a_name_that_a_plan_may_have() -> None:
