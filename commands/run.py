@@ -25,7 +25,7 @@ from ssdplan.plans.views.progress_line import ProgressLine
 
 from .parsing import options as of
 from .parsing.command import Command
-from .ranks.of_run import asked_ranks, going_on, launched, once, patience, require_alone, require_ranks
+from .ranks.of_run import asked_ranks, going_on, launched, once, patience, require_alone, require_ranks, volumes_of
 from .resolved import as_kept, as_written, over, restored
 from .run_options import EXCLUSIVE, Options, plan_argument, sections
 
@@ -65,6 +65,7 @@ def call(options: Options, listener: Listener | None = None) -> int:
     place = place_of(os.environ)
     if place:
         settle_rank(place)
+        options = replace(options, volume=volumes_of(options.volume, place.rank))
     elif (ranks := asked_ranks(options)) > 1:
         return launched(options, ranks)
     if options.resume is None:

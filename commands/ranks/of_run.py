@@ -82,6 +82,7 @@ def asked_ranks(options: Asked) -> int:
 def launched(options: Asked, ranks: int) -> int:
     """The run by ranks that this process starts, each of which reads the command line itself."""
     require_alone(options)
+    require_directories(options.volume)
     if options.resume is not None:
         from ssdplan.executor.snapshots.run_directory import require_run
         from ssdplan.executor.snapshots.shares import ranks_of, require_whole
@@ -116,12 +117,27 @@ def require_alone(options: Asked) -> None:
         "--resume-anyway": options.resume_anyway,
         "--adopt": options.adopt,
         "--keep 1": options.keep == 1,
-        "--volume": options.volume,
         "--replan": options.replan,
     }
     for name, given in named.items():
         if given:
             raise UsageError(f"{name}: is for runs of one rank; leave it out")
+
+
+def require_directories(volumes: Sequence[Path]) -> None:
+    """Raise UsageError for a volume that several ranks cannot share."""
+    for volume in volumes:
+        if not volume.is_dir():
+            raise UsageError(f"--volume {volume}: several ranks need a directory, in which each has its own")
+
+
+def volumes_of(volumes: Sequence[Path], rank: int) -> tuple[Path, ...]:
+    """Where a rank's store lies on the volumes that were named for all: in each directory one of its own, made here;
+    rank 0 in the directory itself. Raises UsageError for anything but a directory, which several ranks cannot share."""
+    require_directories(volumes)
+    for volume in volumes:
+        directory_of(volume, rank).mkdir(exist_ok=True)
+    return tuple(directory_of(volume, rank) for volume in volumes)
 
 
 @contextlib.contextmanager
@@ -193,6 +209,8 @@ def _shared_out(options: Asked, said: Collection[str], ranks: "Ranks", run: Path
         other = Plan.load(options.plan) if options.plan else _planned(plan, ranks.size, network, line)
         require_ranks(other, ranks.size)
         try:
+            if options.volume and ranks.size > 1:
+                raise UsageError("--volume: goes with the ranks that a run has; leave it out when their number changes")
             reshare(
                 run, other, volumes=options.volume, adopt=options.adopt, options=kept, note=line.note, progress=line
             )

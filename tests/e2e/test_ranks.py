@@ -33,9 +33,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(home: Path) -> Path:
-    """The directory of a run of two ranks that nothing stops: four steps, and then what it loses on held-out texts."""
+    """The directory of a run of two ranks that nothing stops: four steps, and then what it loses on held-out texts.
+    Their stores are on a drive that is named."""
+    (home / "drive").mkdir()
     out, run = home / "whole", ("run", "plan.json", "--data", "text.txt", "--eval-data", "held-out.txt")
-    run = (*run, "--steps", 4, "--ranks", 2, "--out", out)
+    run = (*run, "--steps", 4, "--ranks", 2, "--volume", "drive", "--out", out)
     assert ssdplan(*run, cwd=home).stdout.count("4 steps of model") == 1, "rank 0 speaks for all"
     return out
 
@@ -45,8 +47,9 @@ def test_ranks_are_planned_shown_and_trained(home: Path, whole: Path, tmp_path: 
     assert network["ranks"] == 2 and min(network.values()) > 0
     shown = ssdplan("show", "plan.json", "--html", tmp_path / "plan.html", "--trace", tmp_path / "plan.trace", cwd=home)
     assert "of all ranks" in shown.stdout and "\n  network " in shown.stdout
-    out = whole
-    for place in (out, out / "rank-1"):
+    out, drive = whole, home / "drive"
+    for place, store in ((out, drive), (out / "rank-1", drive / "rank-1")):
+        assert json.loads((place / "run.json").read_text())["volumes"] == [str(store)]
         report = json.loads((place / "report.json").read_text())
         measured = {row["quantity"]: (row["predicted"], row["measured"]) for row in report["predictions"]}
         predicted, read = measured["ssd_read_bytes"]  # of rank 0, whose shares are the largest
@@ -77,6 +80,8 @@ def test_what_does_not_go_together_is_refused(home: Path, tmp_path: Path) -> Non
     for option in (("--snapshot-every", 1, "--keep", 1), ("--replan",)):
         said = refused(*run, "--ranks", 2, *option, cwd=home, code=2)
         assert f"{' '.join(map(str, option[-2:]))}: is for runs of one rank" in said
+    said = refused(*run, "--ranks", 2, "--volume", "text.txt", cwd=home, code=2)
+    assert "--volume text.txt: several ranks need a directory" in said
     nowhere = ("run", "plan.json", "--data", "nowhere.txt", "--steps", 3, "--out", tmp_path / "run")
     assert "nowhere.txt" in refused(*nowhere, "--ranks", 2, cwd=home, code=2), "rank 0 speaks for all"
     solve = ("solve", "profile.json", "--host-memory", "16MiB")
