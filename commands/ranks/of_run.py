@@ -131,13 +131,13 @@ def require_directories(volumes: Sequence[Path]) -> None:
             raise UsageError(f"--volume {volume}: several ranks need a directory, in which each has its own")
 
 
-def volumes_of(volumes: Sequence[Path], rank: int) -> tuple[Path, ...]:
+def volumes_of(volumes: Sequence[Path], rank: int) -> list[Path]:
     """Where a rank's store lies on the volumes that were named for all: in each directory one of its own, made here;
     rank 0 in the directory itself. Raises UsageError for anything but a directory, which several ranks cannot share."""
     require_directories(volumes)
     for volume in volumes:
         directory_of(volume, rank).mkdir(exist_ok=True)
-    return tuple(directory_of(volume, rank) for volume in volumes)
+    return [directory_of(volume, rank) for volume in volumes]
 
 
 @contextlib.contextmanager

@@ -114,7 +114,7 @@ class _LiveBytes(TorchDispatchMode):
         made = {}
         for tensor in tensors_in((result,)):
             storage = tensor.untyped_storage()
-            if tensor.device.type != "meta" and storage._cdata not in given:
+            if storage.device.type != "meta" and storage._cdata not in given:  # of a tracing's fakes too
                 made[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
         if made:  # else no more lives than before
             self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()} | made

@@ -418,3 +418,15 @@ def test_a_run_without_memory_ends_with_its_own_error(
     with pytest.raises(MemoryBudgetError, match=f"too little for {lane}: 20.00 MiB more were wanted; the budget is"):
         _run(directory, tmp_path / "run", device, "cuda")
     assert not stub.registered, "the host arena is given back all the same"
+
+
+def test_fakes_of_a_tracing_are_no_memory() -> None:
+    """A block is traced when a run first meets its rows, in an operation that is measured."""
+
+    def work() -> torch.Tensor:
+        with FakeTensorMode():
+            torch.empty(1 << 20) + 1
+        return torch.empty(1 << 10) + 1
+
+    _, peak = EmulatedDevice().peak_bytes(work)
+    assert peak == 2 * 4 << 10
