@@ -6,7 +6,7 @@ step is held against two limits, as its own run's last step has them: the drive'
 fp32 states moved theirs, and the time in which the cores computed or updated. Everything lies in one folder, which goes
 when it ends.
 
-    python benchmarks/formats.py --work DIR [--hidden 768] [--layers 12] [--rounds 3] [--steps 7] [--json FILE]
+    python benchmarks/formats.py --work DIR [--hidden 1024] [--layers 24] [--rounds 3] [--steps 7] [--json FILE]
 """
 
 import argparse
@@ -23,7 +23,7 @@ from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.views.trace import read_trace
 
-FORMATS = (("fp32", "fp32"), ("residual", "fp32"), ("none", "bf16"), ("residual", "int8"), ("none", "int8"))
+FORMATS = (("fp32", "fp32"), ("residual", "fp32"), ("none", "bf16"), ("residual", "int8"))
 """Masters and moments; the first is what the others are held against."""
 USUAL = FORMATS[0]
 
@@ -46,8 +46,9 @@ class Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="on the drive to train from")
-    parser.add_argument("--hidden", type=int, default=768, metavar="N", help="[768]")
-    parser.add_argument("--layers", type=int, default=12, metavar="N", help="[12]")
+    parser.add_argument("--hidden", type=int, default=1024, metavar="N", help="[1024]")
+    parser.add_argument("--layers", type=int, default=24, metavar="N", help="[24]")
+    parser.add_argument("--vocab", type=int, default=4096, metavar="N", help="[4096]")
     parser.add_argument("--sequence-length", type=int, default=32, metavar="N", help="[32]")
     parser.add_argument("--host-memory", default="1GiB", metavar="SIZE", help="[1GiB]")
     parser.add_argument("--steps", type=int, default=7, metavar="N", help="of each run; the first is not steady [7]")
@@ -59,7 +60,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ssdplan-formats-", dir=given.work) as name:
         folder = Path(name)
         python("ssdplan.executor.model.directory.random_model", "--hidden", given.hidden, "--layers", given.layers,
-               "--untied", "--out", folder / "model")  # fmt: skip
+               "--vocab", given.vocab, "--untied", "--out", folder / "model")  # fmt: skip
         write_text(folder / "data.txt")
         command("profile", "--model", folder / "model", "--volume", folder, "--sequence-length", given.sequence_length,
                 "--micro-batch-sizes", 1, "-o", folder / "profile.json")  # fmt: skip

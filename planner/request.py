@@ -150,8 +150,10 @@ def require_network(machine: Machine, ranks: int) -> None:
         )
 
 
-def require_updates(machine: Machine, formats: OptimizerFormats) -> None:
-    """Raise UsageError where nobody measured how fast updates of these formats are."""
+def require_updates(machine: Machine, request: SolveRequest, formats: OptimizerFormats) -> None:
+    """Raise UsageError where nobody measured how fast updates of these formats are, or the device makes none."""
+    if formats.moments == "int8" and machine.device == "cuda" and request.residency.get("updates"):
+        raise UsageError("residency updates: a GPU updates no moments in int8; leave it out, or take fp32 or bf16")
     if formats.moments == "int8" and machine.update_rate_int8 is None:
         raise UsageError(
             "optimizer states int8: the profile says nothing of updates with them; make a new one with ssdplan profile"

@@ -72,7 +72,7 @@ def solve_and_build(
     budget, fixed = budget_of(machine, request), fixed_choices(model, request)
     if request.zeroth_order:
         require_rates(machine)
-    require_updates(machine, fixed.formats)
+    require_updates(machine, request, fixed.formats)
     require_network(machine, request.ranks)
     search, found, tried = _searched(model, machine, request, budget, fixed)
     chosen, scanned, ranked = found.chosen, found.scanned, found.ranked

@@ -101,7 +101,14 @@ class Kept:
                 "what it freezes: go on with a plan of the same --freeze, or export the model and train that anew"
             )
         ours, theirs = ([(state.name, state.elements) for state in each.model.states] for each in (self.plan, plan))
-        if ours != theirs or self.plan.decision.formats != plan.decision.formats:
+        formats, asked = self.plan.decision.formats, plan.decision.formats
+        if formats != asked:
+            raise MismatchError(
+                f"{path}: its masters are {formats.masters} and its optimizer states {formats.moments}, this plan's "
+                f"{asked.masters} and {asked.moments}; a run keeps its formats: solve with --masters {formats.masters} "
+                f"--optimizer-states {formats.moments}"
+            )
+        if ours != theirs:
             raise MismatchError(f"{path}: its states are not laid out as those of this plan; it cannot go on with it")
         if now and snapshot.origin.weights != origin.weights:
             raise MismatchError(

@@ -4,6 +4,7 @@ and precision. What needs all gradients before any update delays every update.""
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,9 +16,11 @@ from ssdplan.planner.program.choices import FixedChoices, Limits
 from ssdplan.planner.program.placement import ProgramResult
 from ssdplan.planner.program.program import program_bound, solve_program
 from ssdplan.planner.request import SolveRequest
+from ssdplan.planner.solve import solve
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.documents.state_layout import OPTIMIZER_FORMATS, Masters, OptimizerStates
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.views.profile_text import describe_profile
@@ -239,3 +242,19 @@ def test_the_program_counts_the_cores_of_transfers_by_who_sums_them() -> None:
     )
     assert older is not None
     assert older.seconds == pytest.approx((40 * (read + passing) + 80 * (write + passing)) / 8 / 1e12, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("precision", "asked", "says"),
+    [
+        ("fp32", {"masters": "none"}, "masters none are for bf16, and this is fp32"),
+        ("fp16", {"masters": "residual"}, "masters residual are for bf16, and this is fp16"),
+        ("bf16", {"optimizer_states": "int8"}, "make a new one with ssdplan profile"),
+        ("bf16", {"optimizer_states": "int8", "residency": {"updates": 0.5}}, "a GPU updates no moments in int8"),
+        ("bf16", {"masters": "none", "zeroth_order": ZerothOrder()}, "masters: optimizer mezo has no gradients"),
+    ],
+)
+def test_formats_that_cannot_be_are_refused_with_a_way_out(precision: Any, asked: dict[str, Any], says: str) -> None:
+    profile = made_profile(machine=made_machine(), model=made_model(precision=precision))
+    with pytest.raises(UsageError, match=says):
+        solve(profile, SolveRequest(GIB, **asked))

@@ -466,7 +466,7 @@ def test_held_out_data_may_come_and_go(directory, tmp_path):
 def test_states_of_another_format_are_refused_whatever_is_told(directory, tmp_path):
     out = tmp_path / "run"
     stopped(directory, out, plan_of(directory, SPREAD), 3)
-    with pytest.raises(MismatchError, match="not laid out"):
+    with pytest.raises(MismatchError, match="solve with --masters fp32 --optimizer-states fp32"):
         resume(directory, out, plan_of(directory, SPREAD, optimizer_states="bf16"), anyway=True)
 
 
