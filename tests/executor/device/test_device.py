@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from ssdplan import cli
 from ssdplan.executor.device.device import CudaDevice, open_device
