@@ -262,13 +262,9 @@ def fixed_choices(model: Model, request: SolveRequest) -> FixedChoices:
 
 
 def _require_ranks(request: SolveRequest) -> None:
-    """Raise UsageError for what several ranks do not do."""
-    if request.ranks == 1:
-        return
+    """Raise UsageError for a number of ranks that nothing can have."""
     if not 1 <= request.ranks <= MOST_RANKS:
         raise UsageError(f"ranks = {request.ranks}: from 1 to {MOST_RANKS}")
-    if request.residency.get("updates"):
-        raise UsageError(f"residency updates: the devices of {request.ranks} ranks update nothing; leave it out")
 
 
 def _schedule(request: SolveRequest) -> ScheduleName:

@@ -62,10 +62,13 @@ def _whole_gradients(graph: Graph) -> dict[int, Region]:
     return found
 
 
-def _add_shares(received: torch.Tensor) -> None:
-    """fp32 [ranks, elements]: into the first, in rank order."""
+def _add_shares(received: torch.Tensor, total: torch.Tensor) -> None:
+    """fp32 [ranks, elements], of which each rank's first are summed to `total` in rank order; it may be the first."""
+    own = total.numel()
+    if total.data_ptr() != received.data_ptr():
+        total.copy_(received[0, :own])
     for other in received[1:]:
-        received[0].add_(other)
+        total.add_(other[:own])
 
 
 def _round(masters: torch.Tensor, copy: torch.Tensor) -> None:
@@ -229,7 +232,8 @@ class Operations:
                 received, sent = self._memory.view(op.received), self._memory.view(op.sent)
                 return partial(self._ranks.exchange, received, sent, str(op))
             case AddShares():
-                return partial(_add_shares, self._memory.view(op.received, torch.float32).view(op.ranks, -1))
+                shares = self._memory.view(op.received, torch.float32).view(op.ranks, -1)
+                return partial(_add_shares, shares, self._memory.view(op.total, torch.float32))
             case SumSquares():
                 return partial(self._sum_squares, op.state, self._memory.view(op.gradient, torch.float32))
             case Update(on_device=True):

@@ -6,6 +6,7 @@ Owns that rounding, and the case of a device that keeps everything.
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.documents.rates import device_update_rate
 from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, OptimizerFormats
+from ssdplan.plans.schedule.shards import Shards
 
 from ..program.choices import FixedChoices, KeptShares
 from ..program.placement import ProgramResult
@@ -45,9 +46,9 @@ def states_bytes(model: Model, formats: OptimizerFormats) -> int:
 def may_keep_everything(model: Model, machine: Machine, device_bytes: int, fixed: FixedChoices) -> bool:
     """Whether the device can update, has room for all states, and nothing that the user has fixed is against it."""
     decided = fixed.optimizer, fixed.kept, fixed.checkpoints_device, fixed.zeroth_order
-    may = fixed.schedule == "vertical" and fixed.ranks == 1 and all(each is None for each in decided)
+    may = fixed.schedule == "vertical" and all(each is None for each in decided)
     can = device_update_rate(machine, fixed.formats) is not None
-    return may and can and states_bytes(model, fixed.formats) < device_bytes
+    return may and can and states_bytes(Shards(fixed.shares).owned(model), fixed.formats) < device_bytes
 
 
 def keeps(program: ProgramResult) -> bool:

@@ -109,12 +109,7 @@ def state(model: Model, machine: Machine, question: Question) -> LinearProgram:
 def _updates_on_device(machine: Machine, limits: Limits, fixed: FixedChoices) -> bool:
     """Whether the device may keep optimizer states: where the user has fixed what it keeps, as that says, and else
     where it may keep parameters and nobody has said where optimizer states live."""
-    if (
-        fixed.schedule != "vertical"
-        or fixed.unified_memory
-        or fixed.ranks > 1
-        or device_update_rate(machine, fixed.formats) is None
-    ):
+    if fixed.schedule != "vertical" or fixed.unified_memory or device_update_rate(machine, fixed.formats) is None:
         return False
     if fixed.kept is not None:
         return any(shares.updated for shares in fixed.kept.values())

@@ -196,20 +196,11 @@ class Decision(Sparing):
                 raise ValueError(f"saved.{name}: with unified_memory there is no device memory; take host")
         if self.exchange_behind and (self.ranks == 1 or self.schedule != "vertical"):
             raise ValueError("exchange_behind: only several ranks with schedule vertical; set it to false")
-        if self.ranks > 1:
-            self._require_rank_by_rank()
         if (self.recompute == "all") != (not self.saved):
             raise ValueError(f"recompute = {self.recompute}, and saved says otherwise")
         if self.update_chunk_elements % GRAIN:
             raise ValueError(f"update_chunk_elements = {self.update_chunk_elements} is not a multiple of {GRAIN}")
         return self
-
-    def _require_rank_by_rank(self) -> None:
-        """Refuse what several ranks do not do."""
-        for name, p in self.placement.items():
-            if there := p.optimizer_device:
-                why = f"the devices of {self.ranks} ranks update nothing; set it to 0"
-                raise ValueError(f"placement.{name}.optimizer_device = {there:g}: {why}")
 
     @property
     def shares(self) -> int:

@@ -87,7 +87,7 @@ class AddShares(Op):
     state_name: str
     received: Region
     total: Region
-    """The gradient of this rank's share: where the first rank's part was."""
+    """The gradient of this rank's share: where the first rank's part was, or where it waits for the next step."""
     ranks: int
 
     @property

@@ -39,9 +39,26 @@ class Updates:
         is used there, that is one place for all stages until then: for a delayed update, its home."""
         emission = self._emission
         nbytes = emission.model.states[state].elements * GRADIENT_BYTES
-        if self.stays(state) and (waiting := self._homes[state][0].gradient):
-            return Region(waiting.buffer, 0, nbytes)
+        if emission.shards.alone and (waiting := self._waiting(state)):
+            return waiting
         return Region(self._summed("gradient", stage, state).buffer, 0, nbytes)
+
+    def _waiting(self, state: int) -> Region | None:
+        """Where on the device the gradient of what this rank owns waits for the next step, if it does."""
+        homes = self._homes.get(state, ())
+        if not (self.stays(state) and homes and homes[0].gradient):
+            return None
+        elements = sum(home.elements for home in homes)
+        return Region(homes[0].gradient.buffer, 0, elements * GRADIENT_BYTES)
+
+    def _total(self, stage: int, state: int) -> Region:
+        """Of several ranks: where the gradient of what this rank owns is once shares are added."""
+        if waiting := self._waiting(state):
+            return waiting
+        received = self._summed("received", stage, state)
+        start, stop = self._emission.shards.own(self._emission.model.states[state].elements)
+        own = (stop - start) * GRADIENT_BYTES
+        return Region(received.buffer, 0, own or received.nbytes // self._emission.shards.ranks)
 
     def _summed(self, kind: str, stage: int, state: int) -> Region:
         """A place for a state's gradient, of all ranks' shares of it."""
@@ -54,10 +71,9 @@ class Updates:
     def finish(self, stage: int, state: int) -> Iterator[Piece]:
         """What follows the last backward that adds to a state's gradient: it leaves the device, its prompt part is
         updated, and its delayed part goes to where it waits."""
-        gradient = self.gradient(stage, state)
-        if not self._emission.shards.alone:
-            gradient = self._summed("received", stage, state)
-        if self.stays(state):
+        alone = self._emission.shards.alone
+        gradient = self.gradient(stage, state) if alone else self._total(stage, state)
+        if self.stays(state) and state in self._homes:
             yield partial(self._sum_squares, gradient, state)
         prompt = [home for home in self._homes.get(state, ()) if not home.delayed]
         loaded: dict[int, tuple[Region, Region]] = {}
@@ -140,7 +156,7 @@ class Updates:
                 state=state,
                 state_name=emission.name(state),
                 received=received,
-                total=Region(received.buffer, 0, received.nbytes // ranks),
+                total=self._total(stage, state),
                 ranks=ranks,
             )
         )

@@ -98,13 +98,13 @@ class _Vertical:
             if position == self.n - 1 and stage + 2 == self.stages:
                 self._restore_partial_gradients(stage + 1)
             if position == self.n - 1 and stage >= self.forwards:
-                after = list(self._after_backward(stage))
+                leaving, after = list(self._leave_partial_gradients(stage)), list(self._finish(stage))
                 if behind:
                     exchange = partial(self._exchange, stage)
-                    updates, behind_that = behind_that, after
+                    updates, behind_that = [*behind_that, *leaving], after
                 else:
                     self._exchange(stage)
-                    updates = after
+                    updates = [*leaving, *after]
         leave()
         exchange()
         for update in (*updates, *behind_that):
@@ -279,12 +279,16 @@ class _Vertical:
             if self.emission.model.uses(state)[0] == self.layer_of[stage]:
                 self.updates.exchange(stage, state)
 
-    def _after_backward(self, stage: int) -> Iterator[Piece]:
-        """What follows a layer's last backward, in pieces."""
+    def _finish(self, stage: int) -> Iterator[Piece]:
+        """What follows a layer's last backward, and of several ranks its exchange, in pieces."""
         for state in self.emission.model.trained(self.layer_of[stage]):
             if self.emission.model.uses(state)[0] == self.layer_of[stage]:
                 yield from self.updates.finish(stage, state)
-            elif not self.updates.stays(state):
+
+    def _leave_partial_gradients(self, stage: int) -> Iterator[Piece]:
+        """Bring the head's share of tied gradients to host, in pieces; it is exchanged with the embedding's."""
+        for state in self.emission.model.trained(self.layer_of[stage]):
+            if self.emission.model.uses(state)[0] != self.layer_of[stage] and not self.updates.stays(state):
                 gradient, target = self.updates.gradient(stage, state), self._partial_gradient(state)
                 move, content = self.emission.move_state, Content.GRADIENT
                 for part in transfers(gradient.nbytes):

@@ -72,6 +72,7 @@ PLACEMENTS = short_or_full(
     [
         {},
         {"alpha": 0.4, "optimizer": 0.37, "parameters": 0.5, "on_device": 0.3, "across_turn": 0.5, "behind": True},
+        {"alpha": 0.4, "optimizer": 0.5, "on_device": 1.0, "updated": 0.5, "behind": True},
         {"alpha": 1.0, "unified": True, "optimizer": 1.0, "serial": True},
     ],
     [
@@ -83,6 +84,9 @@ PLACEMENTS = short_or_full(
         {"alpha": 0.4, "unified": True, "on_device": 1.0, "gradient": 0.0},
         {"optimizer": 1.0, "parameters": 1.0, "checkpoints": 1.0, "on_device": 1.0},
         {"alpha": 1.0, "chunk": 1 << 11, "lookahead": 1, "serial": True},
+        {"optimizer": 0.5, "on_device": 0.7, "updated": 0.5},
+        {"alpha": 0.4, "optimizer": 0.5, "on_device": 1.0, "updated": 0.5, "behind": True},
+        {"on_device": 1.0, "updated": 1.0, "inputs": 1.0, "chunk": 1 << 11},
     ],
 )
 
@@ -106,6 +110,8 @@ def test_one_norm_clips_all_ranks_gradients(directory: Path, tmp_path: Path, pre
     clipped = {"precision": precision, "clip_grad_norm": 0.05, "alpha": 1.0, "micro_batch_size": 1}
     one = run(directory, tmp_path / "one", 1, micro_batches=4, **clipped)
     two = run(directory, tmp_path / "two", 2, micro_batches=2, **clipped)
+    there = run(directory, tmp_path / "there", 2, micro_batches=2, on_device=1.0, updated=0.5, **clipped)
+    assert (there["losses"], digest(tmp_path / "there")) == (two["losses"], digest(tmp_path / "two"))
     assert two["losses"] == pytest.approx(one["losses"], rel=1e-3)
     norms = [
         [

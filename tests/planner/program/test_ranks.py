@@ -112,7 +112,6 @@ def test_what_several_ranks_do_not_do_is_refused() -> None:
     for wrong, words in (
         ({"ranks": 3}, "of 2 ranks; make one with ssdplan profile --ranks 3"),
         ({"ranks": 2, "global_batch": 7}, "cannot share it evenly"),
-        ({"ranks": 2, "residency": {"updates": 1.0}}, "update nothing"),
         ({"ranks": 0}, "from 1 to"),
     ):
         with pytest.raises(UsageError, match=words):
