@@ -325,10 +325,12 @@ def _going_on(given: Mapping[str, Any], out: Path, line: ProgressLine) -> dict[s
     planning = {name: value for name, value in planning.items() if name not in trained and name != "model"}
     now = as_told(command(), planning)
     if other := {name: value for name, value in now.items() if known.get(name) != value}:
-        raise UsageError(
-            f"{out}: a run is there, which was not planned with {as_written(other)}; leave that out to go on with it, "
-            "choose another --out, or give it another plan: ssdplan run PLAN --resume RUN"
+        leave = (
+            f"{out}: a run is there, which was not planned with {as_written(other)}; leave that out to go on with it"
         )
+        if {"masters", "optimizer_states"} & other.keys():
+            raise UsageError(f"{leave}, since a run keeps its formats, or choose another --out")
+        raise UsageError(f"{leave}, choose another --out, or give it another plan: ssdplan run PLAN --resume RUN")
     line.note(f"{out}: a run is there, and goes on from its last snapshot (ssdplan run --resume {out})")
     told = {name: given[name] for name in trained if name in given and name not in ("out", "model")}
     return {**told, "resume": out}

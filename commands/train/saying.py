@@ -32,7 +32,8 @@ def of_plan(plan: Plan, *, steps: int, store_bytes: int, exact: bool) -> list[st
     about = "" if exact else "about "
     lines = [
         f"{plan.model.name}, {count(plan.model.parameters)} parameters: {d.rows} row(s) a step in "
-        f"{d.ranks * d.micro_batches} micro-batch(es) of {d.micro_batch_size}, {d.precision}, {d.optimizer}",
+        f"{d.ranks * d.micro_batches} micro-batch(es) of {d.micro_batch_size}, {d.precision}, "
+        f"{d.optimizer}{_formats(plan)}",
         f"a step takes {duration(p.step_seconds)}, {number(p.tokens_per_second)} tokens/s; {about}{steps:,} step(s) "
         f"take {about or 'about '}{duration(steps * p.step_seconds)}; bound by: {p.bound_by}",
         _memory(plan) + (f"; the store takes {format_bytes(store_bytes)} of the drive" if store_bytes else ""),
@@ -45,6 +46,13 @@ def of_plan(plan: Plan, *, steps: int, store_bytes: int, exact: bool) -> list[st
             "the drive in a step; plain PyTorch or TRL trains it as well"
         )
     return lines
+
+
+def _formats(plan: Plan) -> str:
+    """What of the optimizer states is kept in another format than fp32."""
+    d = plan.decision
+    masters = f", masters {d.masters}" if d.masters != "fp32" else ""
+    return masters + (f", moments in {d.optimizer_states}" if d.optimizer_states != "fp32" else "")
 
 
 def _memory(plan: Plan) -> str:

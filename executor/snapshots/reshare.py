@@ -173,7 +173,8 @@ def _require_same(kept: Kept, plan: Plan) -> None:
     if differences := [f"{name} was {had[name]} and is {now[name]}" for name in now if had[name] != now[name]]:
         raise MismatchError(
             f"{path}: with this plan it would be another run: {'; '.join(differences)}; solve for the same, with "
-            f"--global-batch {before.decision.rows}"
+            f"--global-batch {before.decision.rows} --masters {before.decision.masters} "
+            f"--optimizer-states {before.decision.optimizer_states}"
         )
 
 
