@@ -29,7 +29,8 @@ class SweepResult(Part):
 class SweepPoint(Part):
     """One value of what was swept: a result, or the reason why there is none."""
 
-    value: Positive
+    value: Positive | None
+    """None of a name."""
     label: str
     """The value as a person writes it."""
     result: SweepResult | None
