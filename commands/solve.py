@@ -18,6 +18,7 @@ from ssdplan.plans.views.progress_line import ProgressLine
 
 from .parsing import options as of
 from .parsing.command import Argument, Command, Section
+from .parsing.cost import Costed, cost_options, trainings_of
 from .parsing.replaced import require_replaceable, save_plan
 from .parsing.types import (
     COUNT,
@@ -39,10 +40,11 @@ if TYPE_CHECKING:
     from ssdplan.planner.catalogue.whatif import WhatIf
     from ssdplan.planner.request import SolveRequest
     from ssdplan.planner.sweep import Values
+    from ssdplan.plans.analysis.cost import Training
 
 
 @dataclass(frozen=True)
-class Options(Source):
+class Options(Source, Costed):
     device_memory: int | None
     max_ssd_write_per_step: int | None
     global_batch: int | None
@@ -88,6 +90,7 @@ def command() -> Command:
             Section("What changes the numbers that are computed", _numbers()),
             Section("Decisions, each fixed by an option", _decisions()),
             Section("What-if: without a profile, from the catalogue", what_if_options()),
+            Section("What a training takes", cost_options()),
             Section("The linear program", _linear_program()),
             Section("Output", _output()),
         ],
@@ -280,7 +283,12 @@ def call(options: Options) -> int:
     )
     if "wear_price" in options.given and options.recompute != "auto":
         raise UsageError(f"--wear-price: with --recompute {options.recompute} nothing is weighed by it; leave it out")
+    if options.sweep is None and options.tokens is not None and (options.json or options.quiet):
+        raise UsageError(
+            f"--tokens: with {'--json' if options.json else '--quiet'} nothing is said of a training; leave one out"
+        )
     swept = parse_values(options.sweep) if options.sweep is not None else None
+    trainings = trainings_of(options, len(swept.values) if swept else 1)
     source = source_of(with_swept(options, swept) if swept else options)
     measured = first_meant(source, swept) if swept else estimate(source) if isinstance(source, WhatIf) else source
     if zeroth_order and measured.model.precision == "fp32":
@@ -309,19 +317,27 @@ def call(options: Options) -> int:
         solver=options.solver,
     )
     if swept:
-        return _sweep(options, source, request, swept)
-    return _one_plan(options, output, measured, request, what_if=isinstance(source, WhatIf))
+        return _sweep(options, source, request, swept, trainings)
+    training = trainings[0] if trainings else None
+    return _one_plan(options, output, measured, request, training, what_if=isinstance(source, WhatIf))
 
 
 @no_collection()  # to the end: the first look for cycles would go through the whole schedule, half a second for a 175B
 def _one_plan(
-    options: Options, output: Path | None, measured: Profile, request: "SolveRequest", *, what_if: bool
+    options: Options,
+    output: Path | None,
+    measured: Profile,
+    request: "SolveRequest",
+    training: "Training | None",
+    *,
+    what_if: bool,
 ) -> int:
     from ssdplan.planner.catalogue.whatif import describe_notes
     from ssdplan.planner.program.lp_files import LpFiles
     from ssdplan.planner.solve import solve_and_build
     from ssdplan.plans.views.plan_text import describe_plan
     from ssdplan.plans.views.screen import describe_briefly
+    from ssdplan.plans.views.screen.cost_text import describe_cost
 
     title = f"{measured.model.name} on {measured.machine.name}"
     programs = LpFiles(options.write_lp, title) if options.write_lp is not None else None
@@ -329,9 +345,10 @@ def _one_plan(
     replaced = save_plan(plan, output) if output else ""
     if not options.quiet:
         more = f"ssdplan show {output}" if output else "--full"
-        text = describe_briefly(plan, schedule, more)
+        text = describe_briefly(plan, schedule, more, training)
         if options.full:
-            text = describe_plan(plan, schedule) + (describe_notes(measured) if what_if else "")
+            text = describe_plan(plan, schedule) + (f"\n{describe_cost(plan, training)}" if training else "")
+            text += describe_notes(measured) if what_if else ""
         of.print_document(plan, text, options.json)
     line = ProgressLine("solve")
     too_large = "" if what_if else _beyond(plan)
@@ -392,12 +409,18 @@ def _not_available(plan: Plan, measured: Profile, request: "SolveRequest") -> st
     return f"{words}; {what} peaks at {format_bytes(peak)}, {matters}"
 
 
-def _sweep(options: Options, source: "WhatIf | Profile", request: "SolveRequest", values: "Values") -> int:
+def _sweep(
+    options: Options,
+    source: "WhatIf | Profile",
+    request: "SolveRequest",
+    values: "Values",
+    trainings: "tuple[Training, ...]",
+) -> int:
     from ssdplan.planner.sweep import first_beyond_available, sweep
 
     line = ProgressLine("solve")
     try:
-        found = sweep(source, request, values, line)
+        found = sweep(source, request, values, line, trainings)
     finally:
         line.done()
     from ssdplan.plans.analysis.frames import sweep_frame

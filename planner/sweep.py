@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ssdplan.plans.analysis.cost import Training, cost_of
+from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Profile
-from ssdplan.plans.documents.sweep import Sweep, SweepPoint, result_of
+from ssdplan.plans.documents.sweep import Sweep, SweepPoint, SweepResult, result_of
 from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.units import format_bytes
 
@@ -106,10 +108,17 @@ def first_meant(source: WhatIf | Profile, values: Values) -> Profile:
 
 
 def sweep(
-    source: WhatIf | Profile, request: SolveRequest, values: Values, progress: Callable[[float, str], None]
+    source: WhatIf | Profile,
+    request: SolveRequest,
+    values: Values,
+    progress: Callable[[float, str], None],
+    trainings: Sequence[Training] = (),
 ) -> Sweep:
     """Solve at each value; where one cannot be meant, or nothing fits, the point says why. Raises UsageError for a name
-    that cannot be swept, and where no value can be meant."""
+    that cannot be swept, and where no value can be meant.
+
+    `trainings`: what is asked of each value's plan, all of as many tokens; none where nothing is.
+    """
     profile = first_meant(source, values)
     points: list[SweepPoint] = []
     unmeant: list[UsageError] = []
@@ -124,7 +133,8 @@ def sweep(
                 unmeant.append(error)
             points.append(SweepPoint(value=of_number, label=label, result=None, refusal=str(error)))
         else:
-            points.append(SweepPoint(value=of_number, label=label, result=result_of(plan)))
+            result = _paid(plan, trainings[number]) if trainings else result_of(plan)
+            points.append(SweepPoint(value=of_number, label=label, result=result))
     if len(unmeant) == len(points):
         raise unmeant[0]
     return Sweep(
@@ -132,8 +142,14 @@ def sweep(
         name=values.name,
         title=_title(profile, values.name),
         estimated="estimated" in (profile.machine.figures, profile.model.figures),
+        tokens=trainings[0].tokens if trainings else None,
         points=tuple(points),
     )
+
+
+def _paid(plan: Plan, training: Training) -> SweepResult:
+    found = cost_of(plan, training)
+    return result_of(plan, hours=found.hours, cost=found.money, worn=found.worn)
 
 
 def _title(profile: Profile, swept: str) -> str:

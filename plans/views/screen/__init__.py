@@ -3,6 +3,7 @@
 Owns which figures those are, and their words. `views/plan_text.py` has everything else.
 """
 
+from ...analysis.cost import Training
 from ...analysis.memory_usage import snapshot_store_bytes
 from ...analysis.wear import lifetime, wear
 from ...documents.plan import Plan
@@ -10,10 +11,12 @@ from ...graph.ops import Schedule
 from ...units import format_bytes, format_enough
 from ..quantities import count, decimal, duration, estimated, number, times, without_ssd
 from ..tables import clean, facts, page, short, wrapped
+from .cost_text import cost_facts
 
 
-def describe_briefly(plan: Plan, schedule: Schedule, more: str) -> str:
-    """What `plan` takes and gives. `schedule` is its own; `more` says where the rest is."""
+def describe_briefly(plan: Plan, schedule: Schedule, more: str, training: Training | None = None) -> str:
+    """What `plan` takes and gives. `schedule` is its own; `more` says where the rest is; `training`: of which it says
+    what that takes. Raises UsageError as `cost_of` does."""
     p, d, model = plan.prediction, plan.decision, plan.model
     title = f"Plan: {short(model.name, 34)}, {count(model.parameters)} parameters, on {short(plan.machine.name, 34)}"
     opening = [
@@ -50,6 +53,8 @@ def describe_briefly(plan: Plan, schedule: Schedule, more: str) -> str:
             ("a step", moved),
             ("drive wear", _worn(plan)),
         ]
+    if training:
+        figures += cost_facts(plan, training)
     figures.append(("more", clean(more)))
     return page(title, [*(line for words in opening for line in wrapped(words)), *facts(*figures)])
 
