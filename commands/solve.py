@@ -245,7 +245,7 @@ def _output() -> tuple[click.Option, ...]:
         click.Option(
             ["--full"],
             is_flag=True,
-            help="print all of the plan, as ssdplan show does, and what an estimate rests on [the first ten lines]",
+            help="print all of the plan, as ssdplan show does, and what an estimate rests on [the lines that decide]",
         ),
         of.quiet_option(),
         click.Option(
@@ -319,7 +319,7 @@ def call(options: Options) -> int:
     if swept:
         return _sweep(options, source, request, swept, trainings)
     training = trainings[0] if trainings else None
-    return _one_plan(options, output, measured, request, training, what_if=isinstance(source, WhatIf))
+    return _one_plan(options, output, measured, request, training, source if isinstance(source, WhatIf) else None)
 
 
 @no_collection()  # to the end: the first look for cycles would go through the whole schedule, half a second for a 175B
@@ -329,14 +329,14 @@ def _one_plan(
     measured: Profile,
     request: "SolveRequest",
     training: "Training | None",
-    *,
-    what_if: bool,
+    what_if: "WhatIf | None",
 ) -> int:
-    from ssdplan.planner.catalogue.whatif import describe_notes
+    from ssdplan.planner.basis import describe_notes, error_of, kinds_of
     from ssdplan.planner.program.lp_files import LpFiles
     from ssdplan.planner.solve import solve_and_build
     from ssdplan.plans.views.plan_text import describe_plan
     from ssdplan.plans.views.screen import describe_briefly
+    from ssdplan.plans.views.screen.basis import Basis
     from ssdplan.plans.views.screen.cost_text import describe_cost
 
     title = f"{measured.model.name} on {measured.machine.name}"
@@ -345,7 +345,8 @@ def _one_plan(
     replaced = save_plan(plan, output) if output else ""
     if not options.quiet:
         more = f"ssdplan show {output}" if output else "--full"
-        text = describe_briefly(plan, schedule, more, training)
+        basis = Basis(kinds_of(what_if), *error_of(what_if)) if what_if else None
+        text = describe_briefly(plan, schedule, more, training, basis)
         if options.full:
             text = describe_plan(plan, schedule) + (f"\n{describe_cost(plan, training)}" if training else "")
             text += describe_notes(measured) if what_if else ""

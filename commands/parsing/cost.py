@@ -45,7 +45,7 @@ def cost_options() -> tuple[click.Option, ...]:
         click.Option(
             ["--power"],
             type=Value("power", watts),
-            metavar="X W",
+            metavar="XW",
             help="with --tokens, also print the kWh: the watts that all that trains draws, such as 450W or 1.2kW; of a "
             "sweep as --price [none]",
         ),

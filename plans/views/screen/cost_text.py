@@ -3,8 +3,8 @@
 from ...analysis.cost import Cost, Training, cost_of
 from ...analysis.wear import lifetime
 from ...documents.plan import Plan
-from ..quantities import count, decimal, money, number, percent, times
-from ..tables import aligned, page
+from ..quantities import count, decimal, money, number, percent
+from ..tables import aligned, page, spread
 
 Facts = list[tuple[str, str]]
 
@@ -19,13 +19,11 @@ def cost_facts(plan: Plan, training: Training, within: tuple[float, float] | Non
     """A (name, value) for each thing that a training takes. `within`: the least and the most of the plan's tokens a
     second that are likely, where that is known. Raises UsageError as `cost_of` does."""
     found = cost_of(plan, training)
-    facts = [
-        ("training", f"{count(training.tokens)} tokens: {times(found.steps, 'step')}, {_hours(plan, found, within)}")
-    ]
+    facts = spread("training", f"{count(training.tokens)} tokens: {_hours(plan, found, within)}")
     if words := _money(training, found):
-        facts.append(("cost", words))
+        facts += spread("cost", words)
     if found.written_bytes:
-        facts.append(("drive life", _life(found)))
+        facts += spread("drive life", _life(found))
     return facts
 
 
@@ -56,8 +54,8 @@ def _of(training: Training) -> str:
 def _life(found: Cost) -> str:
     writes = f"training writes {decimal(found.written_bytes)}"
     if found.worn is None or found.lasts_hours is None:
-        return f"{writes}; no rating is known, so nor is the share of a drive's life"
+        return f"{writes}; profile --endurance SIZE says how much of its life that is"
+    lasts = f"lasts {lifetime(found.lasts_hours / 24)}"
     if found.worn <= 1:
-        return f"{writes}, {percent(found.worn)} of what the drive is rated for"
-    lasts = lifetime(found.lasts_hours / 24)
-    return f"too short: {writes}, {number(found.worn)} times the rating, used up after {lasts}"
+        return f"{lasts} without a pause; {writes}, {percent(found.worn)} of the rating"
+    return f"too short: {lasts}; training writes {number(found.worn)} times the rating"

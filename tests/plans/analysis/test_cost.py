@@ -46,17 +46,17 @@ def test_drives_that_do_not_last_are_named(plan: Plan) -> None:
     rating = plan.machine.volumes[0].endurance_bytes
     assert rating and len(plan.machine.volumes) == 2
     a_step = plan.prediction.ssd_write_bytes / 2
-    for steps, word in ((rating // a_step, "of what the drive is rated for"), (rating // a_step + 1, "too short: ")):
+    for steps, word in ((rating // a_step, "of the rating"), (rating // a_step + 1, "too short: ")):
         found = cost_of(plan, Training(round(steps) * plan.decision.tokens))
         assert found.worn == pytest.approx(steps * a_step / rating) and found.lasts_hours
         assert (found.worn > 1) == (found.hours > found.lasts_hours) == (word == "too short: ")
-        assert word in describe_cost(plan, Training(round(steps) * plan.decision.tokens))
+        assert word in " ".join(describe_cost(plan, Training(round(steps) * plan.decision.tokens)).split())
     machine = plan.machine.model_copy(
         update={"volumes": tuple(each.model_copy(update={"endurance_bytes": None}) for each in plan.machine.volumes)}
     )
     unknown = plan.model_copy(update={"machine": machine})
     assert cost_of(unknown, Training(10**9)).worn is None
-    assert "no rating is known" in describe_cost(unknown, Training(10**9))
+    assert "profile --endurance SIZE" in describe_cost(unknown, Training(10**9))
 
 
 def test_amounts_are_written_with_their_units() -> None:
@@ -89,8 +89,12 @@ def test_commands_say_what_a_training_takes(
     assert cli.main(["show", "plan.json", *paid]) == 0
     shown = capsys.readouterr().out
     found = cost_of(Plan.load(Path("plan.json")), Training(10**9, Price(0.5, hourly=True), 400, 0.25))
+    assert found.steps == 3_906_250
     for text in (brief, shown):
-        assert "1 billion tokens: 3,906,250 steps" in text and f"{found.money:,.0f} in --price's currency" in text
+        assert (
+            f"1 billion tokens: {found.hours:,.0f} hours" in text
+            and f"{found.money:,.0f} in --price's currency" in text
+        )
     swept = [*what_if, "--tokens", "1B", "--price", "0.5/h,1/h", "--sweep", "ssds=1,2"]
     assert cli.main([*swept, "--json"]) == 0
     raw = json.loads(capsys.readouterr().out)
