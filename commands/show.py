@@ -16,6 +16,7 @@ from ssdplan.plans.units import format_bytes
 
 from .parsing import options as of
 from .parsing.command import Argument, Command, Section
+from .parsing.cost import Costed, cost_options, trainings_of
 from .parsing.types import DIRECTORY, PATH
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Costed):
     document: Path
     plots: Path | None
     html: Path | None
@@ -62,7 +63,12 @@ def command() -> Command:
         ),
         click.Option(["--json"], is_flag=True, help="print the document as JSON"),
     )
-    return Command(Options, call, [document], [Section("Files to write", drawn), Section("Output", output)])
+    return Command(
+        Options,
+        call,
+        [document],
+        [Section("Files to write", drawn), Section("What a training takes", cost_options()), Section("Output", output)],
+    )
 
 
 _FILES_OF_A_RUN = ("plan.json", "run.json", "metrics.jsonl", "report.json", "trace.json")
@@ -75,8 +81,9 @@ def call(options: Options) -> int:
     from ssdplan.plans.views.plan_text import describe_plan
     from ssdplan.plans.views.profile_text import describe_profile
     from ssdplan.plans.views.report_text import describe_report, report_json
+    from ssdplan.plans.views.screen.cost_text import describe_cost
 
-    path = options.document
+    path, trainings = options.document, trainings_of(options)
     of.require_writable(options.csv, "--csv")
     if path.is_dir():
         with Folder(path) as folder:
@@ -90,6 +97,8 @@ def call(options: Options) -> int:
         return 0
     if options.prefetch_table:
         return _prefetch_table(options, document)
+    if trainings and options.json:
+        raise UsageError("--tokens: with --json nothing is said of a training; leave one out")
     if options.csv and not (path / "run.json").exists():
         raise UsageError(
             f"{path}: --csv writes the steps of a run, and a plan has none; name a run's directory, or add "
@@ -108,6 +117,7 @@ def call(options: Options) -> int:
         print(report_json(report, overlay))
     else:
         text = describe_plan(document, schedule, cache)
+        text += f"\n{describe_cost(document, trainings[0])}" if trainings else ""
         text += f"\n{describe_report(report)}\n" if report else ""
         text += f"\n{_slowest(each)}" if each else ""
         text += f"\n{describe_overlay(overlay)}" if overlay else ""
@@ -127,6 +137,8 @@ def _refuse_for_profile(options: Options, profile: Profile) -> None:
 
     if options.trace or options.html:
         raise UsageError(f"{options.document}: a profile has no page and no trace; give them a plan")
+    if options.tokens is not None:
+        raise UsageError(f"{options.document}: --tokens is of a plan; a profile has no speed")
     if options.prefetch_table:
         raise UsageError(f"{options.document}: --prefetch-table is of a plan's states, and a profile places none")
     asked = "--plots" if options.plots else "--csv"
@@ -140,7 +152,13 @@ def _prefetch_table(options: Options, plan: Plan) -> int:
     from ssdplan.plans.schedule.build import build_schedule
     from ssdplan.plans.views.cache_text import describe_prefetch
 
-    others = {"--json": options.json, "--plots": options.plots, "--html": options.html, "--trace": options.trace}
+    others = {
+        "--json": options.json,
+        "--tokens": options.tokens is not None,
+        "--plots": options.plots,
+        "--html": options.html,
+        "--trace": options.trace,
+    }
     if refused := [name for name, asked in others.items() if asked]:
         raise UsageError(f"--prefetch-table: prints or writes a table alone; leave out {' '.join(refused)}")
     schedule = build_schedule(plan.model, plan.decision)

@@ -1,7 +1,6 @@
 """`ssdplan solve`: from a profile, or from names in the catalogue, to a plan or a sweep of plans."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,7 +10,7 @@ import click
 from ssdplan.planner.program.choices import WEAR_PRICE
 from ssdplan.plans.documents.plan import Plan, Recompute
 from ssdplan.plans.documents.profile import Profile
-from ssdplan.plans.documents.state_layout import Masters, OptimizerStates, Precision
+from ssdplan.plans.documents.state_layout import Masters, OptimizerStates
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.gc_pause import no_collection
 from ssdplan.plans.units import format_bytes, format_enough, format_there
@@ -19,6 +18,7 @@ from ssdplan.plans.views.progress_line import ProgressLine
 
 from .parsing import options as of
 from .parsing.command import Argument, Command, Section
+from .parsing.cost import Costed, cost_options, trainings_of
 from .parsing.replaced import require_replaceable, save_plan
 from .parsing.types import (
     COUNT,
@@ -33,18 +33,18 @@ from .parsing.types import (
     SIZE_OR_ZERO,
     Choice,
 )
-from .parsing.what_if import what_if_options
+from .parsing.what_if import Source, source_of, what_if_options, with_swept
 from .parsing.without_gradients import asked_zeroth_order
 
 if TYPE_CHECKING:
     from ssdplan.planner.catalogue.whatif import WhatIf
     from ssdplan.planner.request import SolveRequest
+    from ssdplan.planner.sweep import Values
+    from ssdplan.plans.analysis.cost import Training
 
 
 @dataclass(frozen=True)
-class Options:
-    profile: Path | None
-    host_memory: int | None
+class Options(Source, Costed):
     device_memory: int | None
     max_ssd_write_per_step: int | None
     global_batch: int | None
@@ -52,7 +52,6 @@ class Options:
     masters: Masters
     directions: int
     optimizer_states: OptimizerStates
-    ranks: int | None
     clip_grad_norm: float | None
     schedule: Literal["vertical", "horizontal", "single"]
     micro_batch_size: int | None
@@ -62,17 +61,6 @@ class Options:
     recompute: Recompute
     wear_price: float
     activations: Literal["exact", "int8"]
-    model: str | None
-    gpu: str | None
-    ssd: Sequence[str]
-    cpu: str | None
-    link: str | None
-    nodes: int | None
-    network: Sequence[str]
-    figure: Sequence[tuple[str, float]]
-    sequence_length: int | None
-    micro_batch_sizes: tuple[int, ...] | None
-    precision: Precision | None
     solver: str | None
     write_lp: Path | None
     sweep: str | None
@@ -102,6 +90,7 @@ def command() -> Command:
             Section("What changes the numbers that are computed", _numbers()),
             Section("Decisions, each fixed by an option", _decisions()),
             Section("What-if: without a profile, from the catalogue", what_if_options()),
+            Section("What a training takes", cost_options()),
             Section("The linear program", _linear_program()),
             Section("Output", _output()),
         ],
@@ -246,8 +235,9 @@ def _output() -> tuple[click.Option, ...]:
     return (
         click.Option(
             ["--sweep"],
-            metavar="NAME=FROM..TO[:STEP]",
-            help="print a table of plans instead of one plan; without STEP the value doubles [one plan]",
+            metavar="NAME=FROM..TO[:STEP]|NAME=VALUE,VALUE,...",
+            help="print a table of plans instead of one plan, such as gpu=rtx-3090,rtx-4090; without STEP the value "
+            "doubles [one plan]",
         ),
         click.Option(["--plots"], type=DIRECTORY, metavar="DIR", help="with --sweep, also draw it here (PNG) [none]"),
         of.csv_option("with --sweep, also write the table here"),
@@ -255,7 +245,7 @@ def _output() -> tuple[click.Option, ...]:
         click.Option(
             ["--full"],
             is_flag=True,
-            help="print all of the plan, as ssdplan show does, and what an estimate rests on [the first ten lines]",
+            help="print all of the plan, as ssdplan show does, and what an estimate rests on [the lines that decide]",
         ),
         of.quiet_option(),
         click.Option(
@@ -271,6 +261,7 @@ def _output() -> tuple[click.Option, ...]:
 def call(options: Options) -> int:
     from ssdplan.planner.catalogue.whatif import WhatIf, estimate
     from ssdplan.planner.request import SolveRequest
+    from ssdplan.planner.sweep import first_meant, parse_values
 
     if options.sweep is None and options.plots is not None:
         raise UsageError("--plots is of a --sweep; ssdplan show plan.json --plots DIR draws a plan")
@@ -292,8 +283,14 @@ def call(options: Options) -> int:
     )
     if "wear_price" in options.given and options.recompute != "auto":
         raise UsageError(f"--wear-price: with --recompute {options.recompute} nothing is weighed by it; leave it out")
-    source = _what_if(options)
-    measured = estimate(source) if isinstance(source, WhatIf) else source
+    if options.sweep is None and options.tokens is not None and (options.json or options.quiet):
+        raise UsageError(
+            f"--tokens: with {'--json' if options.json else '--quiet'} nothing is said of a training; leave one out"
+        )
+    swept = parse_values(options.sweep) if options.sweep is not None else None
+    trainings = trainings_of(options, len(swept.values) if swept else 1)
+    source = source_of(with_swept(options, swept) if swept else options)
+    measured = first_meant(source, swept) if swept else estimate(source) if isinstance(source, WhatIf) else source
     if zeroth_order and measured.model.precision == "fp32":
         if "masters" in options.given:
             raise UsageError("--masters: this profile is of fp32, in which weights are their own masters; leave it out")
@@ -319,20 +316,28 @@ def call(options: Options) -> int:
         zeroth_order=zeroth_order,
         solver=options.solver,
     )
-    if options.sweep is not None:
-        return _sweep(options, source, request, options.sweep)
-    return _one_plan(options, output, measured, request, what_if=isinstance(source, WhatIf))
+    if swept:
+        return _sweep(options, source, request, swept, trainings)
+    training = trainings[0] if trainings else None
+    return _one_plan(options, output, measured, request, training, source if isinstance(source, WhatIf) else None)
 
 
 @no_collection()  # to the end: the first look for cycles would go through the whole schedule, half a second for a 175B
 def _one_plan(
-    options: Options, output: Path | None, measured: Profile, request: "SolveRequest", *, what_if: bool
+    options: Options,
+    output: Path | None,
+    measured: Profile,
+    request: "SolveRequest",
+    training: "Training | None",
+    what_if: "WhatIf | None",
 ) -> int:
-    from ssdplan.planner.catalogue.whatif import describe_notes
+    from ssdplan.planner.basis import describe_notes, error_of, kinds_of
     from ssdplan.planner.program.lp_files import LpFiles
     from ssdplan.planner.solve import solve_and_build
     from ssdplan.plans.views.plan_text import describe_plan
     from ssdplan.plans.views.screen import describe_briefly
+    from ssdplan.plans.views.screen.basis import Basis
+    from ssdplan.plans.views.screen.cost_text import describe_cost
 
     title = f"{measured.model.name} on {measured.machine.name}"
     programs = LpFiles(options.write_lp, title) if options.write_lp is not None else None
@@ -340,9 +345,11 @@ def _one_plan(
     replaced = save_plan(plan, output) if output else ""
     if not options.quiet:
         more = f"ssdplan show {output}" if output else "--full"
-        text = describe_briefly(plan, schedule, more)
+        basis = Basis(kinds_of(what_if), *error_of(what_if)) if what_if else None
+        text = describe_briefly(plan, schedule, more, training, basis)
         if options.full:
-            text = describe_plan(plan, schedule) + (describe_notes(measured) if what_if else "")
+            text = describe_plan(plan, schedule) + (f"\n{describe_cost(plan, training)}" if training else "")
+            text += describe_notes(measured) if what_if else ""
         of.print_document(plan, text, options.json)
     line = ProgressLine("solve")
     too_large = "" if what_if else _beyond(plan)
@@ -403,74 +410,18 @@ def _not_available(plan: Plan, measured: Profile, request: "SolveRequest") -> st
     return f"{words}; {what} peaks at {format_bytes(peak)}, {matters}"
 
 
-_NOT_GIVEN: tuple[object, ...] = (None, [])
-"""The value of an option that nobody gave; several values are a list."""
+def _sweep(
+    options: Options,
+    source: "WhatIf | Profile",
+    request: "SolveRequest",
+    values: "Values",
+    trainings: "tuple[Training, ...]",
+) -> int:
+    from ssdplan.planner.sweep import first_beyond_available, sweep
 
-
-def _what_if(options: Options) -> "WhatIf | Profile":
-    """The profile that is named, or the machine and model that are."""
-    from ssdplan.planner.catalogue.configs import is_path, shape_of_path
-    from ssdplan.planner.catalogue.ranks import ranks_of
-    from ssdplan.planner.catalogue.whatif import WhatIf
-
-    given = {
-        "--gpu": options.gpu,
-        "--ssd": options.ssd,
-        "--cpu": options.cpu,
-        "--link": options.link,
-        "--nodes": options.nodes,
-        "--network": options.network,
-        "--figure": options.figure,
-        "--sequence-length": options.sequence_length,
-        "--micro-batch-sizes": options.micro_batch_sizes,
-        "--precision": options.precision,
-    }
-    if options.profile is not None:
-        without_profile = [
-            name for name, value in {"--model": options.model, **given}.items() if value not in _NOT_GIVEN
-        ]
-        if without_profile:
-            raise UsageError(f"{without_profile[0]} is for a what-if, without a profile: {options.profile} says it all")
-        return Profile.load(options.profile)
-    if not options.model:
-        raise UsageError("name a profile, or a what-if: --model NAME --gpu NAME --ssd NAME --host-memory SIZE")
-    needed = {"--gpu": options.gpu, "--ssd": options.ssd, "--host-memory": options.host_memory}
-    if missing := [name for name, value in needed.items() if value in _NOT_GIVEN]:
-        there = is_path(options.model)
-        measured = f"; or measure it with ssdplan profile {options.model}, and give solve the profile" if there else ""
-        raise UsageError(f"--model {options.model}: a what-if also needs {', '.join(missing)}{measured}")
-    assert options.gpu is not None and options.host_memory is not None, "neither is missing"
-    return WhatIf(
-        model=shape_of_path(Path(options.model)) if is_path(options.model) else options.model,
-        gpu=options.gpu,
-        ssds=options.ssd,
-        host_memory_bytes=options.host_memory,
-        cpu=options.cpu,
-        link=options.link,
-        precision=options.precision or "bf16",
-        sequence_length=options.sequence_length or 1024,
-        micro_batch_sizes=options.micro_batch_sizes or (1, 2, 4),
-        several=ranks_of(options.ranks, options.nodes),
-        networks=options.network,
-        figures=_figures(options.figure),
-    )
-
-
-def _figures(given: Sequence[tuple[str, float]]) -> dict[str, float]:
-    figures = dict(given)
-    if len(figures) < len(given):
-        twice = next(name for name in figures if sum(name == each for each, _ in given) > 1)
-        raise UsageError(f"--figure {twice}: is given twice")
-    return figures
-
-
-def _sweep(options: Options, source: "WhatIf | Profile", request: "SolveRequest", asked: str) -> int:
-    from ssdplan.planner.sweep import first_beyond_available, parse_range, sweep
-
-    values = parse_range(asked)
     line = ProgressLine("solve")
     try:
-        found = sweep(source, request, values, line)
+        found = sweep(source, request, values, line, trainings)
     finally:
         line.done()
     from ssdplan.plans.analysis.frames import sweep_frame

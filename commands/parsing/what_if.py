@@ -1,8 +1,43 @@
-"""The options of a what-if: a machine and a model by their names in the catalogue. Owns no value's meaning."""
+"""What is planned for: a profile, or a what-if, whose machine and model are named. Owns its options, what they mean
+together, and which of them a sweep names already. What a name stands for is the catalogue's business.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ssdplan.plans.documents.profile import Profile
+from ssdplan.plans.documents.state_layout import Precision
+from ssdplan.plans.errors import UsageError
+
 from .types import COUNT, COUNTS, FIGURE, Choice
+
+if TYPE_CHECKING:
+    from ssdplan.planner.catalogue.whatif import WhatIf
+    from ssdplan.planner.sweep import Values
+
+
+@dataclass(frozen=True)
+class Source:
+    """The options that name it."""
+
+    profile: Path | None
+    host_memory: int | None
+    ranks: int | None
+    model: str | None
+    gpu: str | None
+    ssd: Sequence[str]
+    cpu: str | None
+    link: str | None
+    nodes: int | None
+    network: Sequence[str]
+    figure: Sequence[tuple[str, float]]
+    sequence_length: int | None
+    micro_batch_sizes: tuple[int, ...] | None
+    precision: Precision | None
 
 
 def what_if_options() -> tuple[click.Option, ...]:
@@ -56,3 +91,77 @@ def what_if_options() -> tuple[click.Option, ...]:
             help="format of the parameters in compute [bf16]",
         ),
     )
+
+
+def with_swept(options: Source, swept: "Values") -> Source:
+    """`options`, where what a sweep names need not be named again: they have its first value then."""
+    from ssdplan.planner.sweep import NAMED
+
+    first = swept.values[0]
+    name = swept.name.replace("-", "_")
+    if options.profile is not None or name not in (*NAMED, "host_memory") or getattr(options, name) not in _NOT_GIVEN:
+        return options
+    value = first if isinstance(first, str) else round(first)
+    changed: dict[str, Any] = {name: [value] if name in ("ssd", "network") else value}
+    return replace(options, **changed)
+
+
+_NOT_GIVEN: tuple[object, ...] = (None, [])
+"""The value of an option that nobody gave; several values are a list."""
+
+
+def source_of(options: Source) -> "WhatIf | Profile":
+    """The profile that is named, or the machine and model that are. Raises UsageError."""
+    from ssdplan.planner.catalogue.configs import is_path, shape_of_path
+    from ssdplan.planner.catalogue.ranks import ranks_of
+    from ssdplan.planner.catalogue.whatif import WhatIf
+
+    given = {
+        "--gpu": options.gpu,
+        "--ssd": options.ssd,
+        "--cpu": options.cpu,
+        "--link": options.link,
+        "--nodes": options.nodes,
+        "--network": options.network,
+        "--figure": options.figure,
+        "--sequence-length": options.sequence_length,
+        "--micro-batch-sizes": options.micro_batch_sizes,
+        "--precision": options.precision,
+    }
+    if options.profile is not None:
+        without_profile = [
+            name for name, value in {"--model": options.model, **given}.items() if value not in _NOT_GIVEN
+        ]
+        if without_profile:
+            raise UsageError(f"{without_profile[0]} is for a what-if, without a profile: {options.profile} says it all")
+        return Profile.load(options.profile)
+    if not options.model:
+        raise UsageError("name a profile, or a what-if: --model NAME --gpu NAME --ssd NAME --host-memory SIZE")
+    needed = {"--gpu": options.gpu, "--ssd": options.ssd, "--host-memory": options.host_memory}
+    if missing := [name for name, value in needed.items() if value in _NOT_GIVEN]:
+        there = is_path(options.model)
+        measured = f"; or measure it with ssdplan profile {options.model}, and give solve the profile" if there else ""
+        raise UsageError(f"--model {options.model}: a what-if also needs {', '.join(missing)}{measured}")
+    assert options.gpu is not None and options.host_memory is not None, "neither is missing"
+    return WhatIf(
+        model=shape_of_path(Path(options.model)) if is_path(options.model) else options.model,
+        gpu=options.gpu,
+        ssds=options.ssd,
+        host_memory_bytes=options.host_memory,
+        cpu=options.cpu,
+        link=options.link,
+        precision=options.precision or "bf16",
+        sequence_length=options.sequence_length or 1024,
+        micro_batch_sizes=options.micro_batch_sizes or (1, 2, 4),
+        several=ranks_of(options.ranks, options.nodes),
+        networks=options.network,
+        figures=_figures(options.figure),
+    )
+
+
+def _figures(given: Sequence[tuple[str, float]]) -> dict[str, float]:
+    figures = dict(given)
+    if len(figures) < len(given):
+        twice = next(name for name in figures if sum(name == each for each, _ in given) > 1)
+        raise UsageError(f"--figure {twice}: is given twice")
+    return figures

@@ -34,6 +34,7 @@ LEFT_OUT: dict[str, dict[str, str]] = {
         ),
         **dict.fromkeys(("micro_batch_sizes", "precision"), _WHAT_IF),
         **dict.fromkeys(("sweep", "plots", "csv"), "a sweep trains nothing"),
+        **dict.fromkeys(("tokens", "price", "power", "power_price"), "train says how long its own steps take"),
         "json": _ITS_OWN,
         "output": _ITS_OWN,
         "full": "ssdplan show RUN prints all of the plan",

@@ -7,7 +7,7 @@ accumulation. It says how far measurements are from data sheets, and nothing is 
 
 from dataclasses import dataclass
 
-from .figure import Figure, assumed
+from .figure import Figure, assumed, measured
 
 GIB = 1 << 30
 
@@ -161,7 +161,7 @@ _8060S_MEASURED = (
     "the best of three runs (github.com/AMD-AGI/TraceLens pull request 943); in fp32 by mamf-finder "
     "(github.com/ROCm/legacy-rocm-build issue 5807)"
 )
-_FLASH_BLACKWELL = Figure(
+_FLASH_BLACKWELL = measured(
     0.2,
     "fraction",
     "FlashAttention-2, which does not use the instructions of B200, forward and backward: 259 to 346 TFLOP/s at 512 to "
@@ -174,14 +174,14 @@ _FLASH_VOLTA = assumed(
     "FlashAttention-2 has no kernels for it, and PyTorch falls back to slower ones, which gain next to nothing over "
     "plain attention (github.com/facebookresearch/xformers pull request 362): half of what it is on RTX A5000",
 )
-_FLASH = Figure(
+_FLASH = measured(
     0.85,
     "fraction",
     "FlashAttention-2, which PyTorch has, forward and backward on RTX A5000: 59 to 79 TFLOP/s at 512 to 8192 tokens "
     "without a mask (github.com/gpu-mode/ring-attention issue 10), of 93.9 in products; the limit of a fit",
 )
 _FLASH_ELSEWHERE = assumed(0.85, "fraction", "as on RTX A5000: " + _FLASH.source)
-_FLASH_HOPPER = Figure(
+_FLASH_HOPPER = measured(
     0.4,
     "fraction",
     "FlashAttention-2, which PyTorch has and which does not use Hopper's own instructions, forward and backward on "
@@ -194,7 +194,7 @@ def _gpu(
     name: str,
     memory_gib: float,
     tera: float,
-    measured: float,
+    tera_measured: float,
     tera_fp32: float,
     giga_bytes: float,
     source: str,
@@ -215,8 +215,8 @@ def _gpu(
         name=name,
         memory=Figure(memory_gib * GIB, "bytes", source, recalled),
         peak=Figure(tera * 1e12, "FLOP/s", source + dense, recalled),
-        products=Figure(measured * 1e12, "FLOP/s", by, supposed),
-        products_fp32=Figure(measured_fp32 * 1e12, "FLOP/s", by)
+        products=Figure(tera_measured * 1e12, "FLOP/s", by, supposed, not supposed),
+        products_fp32=measured(measured_fp32 * 1e12, "FLOP/s", by)
         if measured_fp32
         else assumed(FP32_OF_PEAK * tera_fp32 * 1e12, "FLOP/s", _FP32),
         memory_bandwidth=Figure(giga_bytes * 1e9, "bytes/s", source, recalled),

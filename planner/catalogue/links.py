@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .figure import Figure, assumed
+from .figure import Figure, assumed, measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,27 +24,27 @@ _WITHIN = assumed(
 LINKS = (
     Link(
         "pcie-3.0-x16",
-        Figure(12.0e9, "bytes/s", "measured on V100 (BaM, github.com/ZaidQureshi/bam issue 54); 15.75 by the standard"),
+        measured(12.0e9, "bytes/s", "on V100 (BaM, github.com/ZaidQureshi/bam issue 54); 15.75 by the standard"),
         assumed(12.0e9, "bytes/s", "as the other way"),
     ),
     Link(
         "pcie-4.0-x16",
-        Figure(
+        measured(
             25.1e9,
             "bytes/s",
             "nvbandwidth on A100 (github.com/NVIDIA/nvbandwidth issue 42), and 23.9 to 26.4 on RTX 4090 (issue 15); "
             "31.5 by the standard",
         ),
-        Figure(26.3e9, "bytes/s", "nvbandwidth on RTX 4090, 26.3 to 27.1 (github.com/NVIDIA/nvbandwidth issue 15)"),
+        measured(26.3e9, "bytes/s", "nvbandwidth on RTX 4090, 26.3 to 27.1 (github.com/NVIDIA/nvbandwidth issue 15)"),
     ),
     Link(
         "pcie-5.0-x16",
-        Figure(
+        measured(
             56.3e9,
             "bytes/s",
             "nvbandwidth on RTX 5090 (github.com/tinygrad/open-gpu-kernel-modules issue 29); 63.0 by the standard",
         ),
-        Figure(
+        measured(
             52.8e9,
             "bytes/s",
             "nvbandwidth on H100 (github.com/NVIDIA/nvbandwidth issue 24), and 57.3 on RTX 5090 (github.com/tinygrad/"
@@ -53,8 +53,8 @@ LINKS = (
     ),
     Link(
         "nvlink-c2c",
-        Figure(346e9, "bytes/s", "nvbandwidth on GH200 (github.com/NVIDIA/nvbandwidth issue 23); 450 by the standard"),
-        Figure(300e9, "bytes/s", "15% less than the other way (github.com/NVIDIA/nvbandwidth issue 23)"),
+        measured(346e9, "bytes/s", "nvbandwidth on GH200 (github.com/NVIDIA/nvbandwidth issue 23), of 450"),
+        measured(300e9, "bytes/s", "15% less than the other way (github.com/NVIDIA/nvbandwidth issue 23)"),
     ),
     Link("unified-memory", _WITHIN, _WITHIN),
 )

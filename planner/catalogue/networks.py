@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from .figure import Figure, assumed
+from .figure import Figure, assumed, measured
 
 Between = Literal["machines", "GPUs"]
 
@@ -56,19 +56,19 @@ NETWORKS = (
     Interconnect(
         "nvlink-a100",
         "GPUs",
-        Figure(200e9, "bytes/s", "NCCL's bus bandwidth on 8 A100 SXM (github.com/NVIDIA/nccl-tests issue 149)"),
+        measured(200e9, "bytes/s", "NCCL's bus bandwidth on 8 A100 SXM (github.com/NVIDIA/nccl-tests issue 149)"),
         _NCCL,
     ),
     Interconnect(
         "nvlink-h100-pcie",
         "GPUs",
-        Figure(115e9, "bytes/s", "NCCL's bus bandwidth on two bridged cards (github.com/NVIDIA/nccl issue 1161)"),
+        measured(115e9, "bytes/s", "NCCL's bus bandwidth on two bridged cards (github.com/NVIDIA/nccl issue 1161)"),
         _NCCL,
     ),
     Interconnect(
         "nvlink-h100",
         "GPUs",
-        Figure(340e9, "bytes/s", "NCCL's all-gather inside an H100 SXM machine (github.com/NVIDIA/nccl issue 1218)"),
+        measured(340e9, "bytes/s", "NCCL's all-gather inside an H100 SXM machine (github.com/NVIDIA/nccl issue 1218)"),
         _NCCL,
     ),
 )

@@ -6,7 +6,7 @@ remains then, and what counts here: training writes without a pause.
 
 from dataclasses import dataclass
 
-from .figure import Figure, assumed
+from .figure import Figure, assumed, measured
 
 TB = 10**12
 
@@ -60,11 +60,11 @@ def _size(
 
 
 _980 = "Samsung 980 PRO data sheet"
-_980_SUSTAINED = Figure(1.5e9, "bytes/s", "TechPowerUp, Samsung 980 Pro 1 TB review, write intensive usage")
+_980_SUSTAINED = measured(1.5e9, "bytes/s", "TechPowerUp, Samsung 980 Pro 1 TB review, write intensive usage")
 _990 = "Samsung 990 PRO data sheet"
 _SN850X = "WD_BLACK SN850X product brief"
 _P44 = "Solidigm P44 Pro product brief"
-_P44_SUSTAINED = Figure(1.75e9, "bytes/s", "Guru3D, Solidigm P44 Pro 2 TB review, linear write performance")
+_P44_SUSTAINED = measured(1.75e9, "bytes/s", "Guru3D, Solidigm P44 Pro 2 TB review, linear write performance")
 _PM9A3 = "Samsung PM9A3 product brief, U.2"
 _P5800X = "Intel Optane SSD P5800X product brief"
 _P4510 = "Intel SSD DC P4510 product brief"

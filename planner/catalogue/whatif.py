@@ -7,7 +7,6 @@ each), and the note that every figure is an estimate. It decides nothing, and it
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from textwrap import wrap
 
 from ssdplan.plans.documents.profile import (
     Layer,
@@ -57,13 +56,13 @@ from . import (
     nearest,
 )
 from .costs import Compute, Costs
+from .figure import GIVEN
 from .parts import NO_GPU, memory_of, processor
 from .ranks import ONE_RANK, Ranks, network, network_figures, networks_of
 from .shapes import Tensor, fingerprint, remarks_of
 
 MOST_TOKENS = 1 << 26
 """Of a micro-batch; more than any device holds."""
-TEXT_COLUMNS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +258,7 @@ def _figures(what_if: WhatIf) -> dict[str, Figure]:
         if name not in known:
             raise UsageError(nearest(f"--figure {name}: there is no such figure", name, known))
         if name in figures:
-            figures[name] = Figure(value, figures[name].unit, "given")
+            figures[name] = Figure(value, figures[name].unit, GIVEN)
     for name in _FRACTIONS:
         if name in figures and figures[name].value > 1:
             raise UsageError(f"--figure {name}={figures[name].value:g}: it is a fraction, at most 1")
@@ -456,20 +455,30 @@ def _up(value: int, multiple: int) -> int:
 # What a reader should know.
 
 
-def _notes(what_if: WhatIf, shape: Shape, drives: Sequence[_Drive], figures: Mapping[str, Figure]) -> list[str]:
-    lines = ["nothing was measured: every figure is an estimate from the catalogue (docs/catalogue.md)"]
-    lines.append(f"model {shape.name}: {shape.source}")
-    lines += [f"model {shape.name}: {remark}" for remark in remarks_of(shape)]
-    lines += [_line(name, figure) for name, figure in figures.items()]
+def figures_of(what_if: WhatIf) -> dict[str, Figure]:
+    """Every figure that a what-if uses, by its name; those of a drive `ssd.read of NAME`. Raises UsageError."""
+    return _figures(what_if) | _of_drives(what_if, [drive for text in what_if.ssds for drive in _drives(text)])
+
+
+def _of_drives(what_if: WhatIf, drives: Sequence[_Drive]) -> dict[str, Figure]:
+    found: dict[str, Figure] = {}
     for drive in dict.fromkeys(drives):
         size = drive.size
         own = {"read": size.read, "write": size.sustained_write, "capacity": None, "endurance": size.endurance}
         for what, figure in own.items():
             given = what_if.figures.get(f"ssd.{what}")
             if given is not None:
-                figure = Figure(given, "bytes" if what in ("capacity", "endurance") else "bytes/s", "given")
+                figure = Figure(given, "bytes" if what in ("capacity", "endurance") else "bytes/s", GIVEN)
             if figure is not None:
-                lines.append(_line(f"ssd.{what} of {drive.name}", figure))
+                found[f"ssd.{what} of {drive.name}"] = figure
+    return found
+
+
+def _notes(what_if: WhatIf, shape: Shape, drives: Sequence[_Drive], figures: dict[str, Figure]) -> list[str]:
+    lines = ["nothing was measured: every figure is an estimate from the catalogue (docs/catalogue.md)"]
+    lines.append(f"model {shape.name}: {shape.source}")
+    lines += [f"model {shape.name}: {remark}" for remark in remarks_of(shape)]
+    lines += [_line(name, figure) for name, figure in (figures | _of_drives(what_if, drives)).items()]
     lines.append(
         "workspaces, activations and the rungs by which blocks can save them are those of PyTorch's eager layers with "
         "fused attention, by formula; of a GPU's workspaces gpu.fragmentation is margin on top"
@@ -479,11 +488,3 @@ def _notes(what_if: WhatIf, shape: Shape, drives: Sequence[_Drive], figures: Map
 
 def _line(name: str, figure: Figure) -> str:
     return f"{name} = {figure.value:.6g} {figure.unit}: {'assumed: ' if figure.assumed else ''}{figure.source}"
-
-
-def describe_notes(profile: Profile) -> str:
-    """What an estimate rests on, as text: its notes, a list of figures and their sources."""
-    lines = ["", "What this estimate rests on"]
-    for note in profile.notes:
-        lines += wrap(note, TEXT_COLUMNS, initial_indent="  ", subsequent_indent="    ")
-    return "\n".join(lines) + "\n"

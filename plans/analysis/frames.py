@@ -37,9 +37,10 @@ def columns_of(part: type[BaseModel]) -> dict[str, str]:
 
 def sweep_frame(sweep: Sweep) -> pd.DataFrame:
     """A row for each point, in their order: what was `swept`, the point's `label` and `value` (bytes, where a size was
-    swept; integers where all values are whole), the fields of its result, missing where there is none, and the
-    `refusal`, which says why."""
-    whole = all(point.value.is_integer() and point.value <= _MOST_WHOLE for point in sweep.points)
+    swept; integers where all values are whole; missing where names were swept), the fields of its result, missing where
+    there is none, and the `refusal`, which says why."""
+    values = [point.value for point in sweep.points if point.value is not None]
+    whole = all(value.is_integer() and value <= _MOST_WHOLE for value in values)
     value = INTEGER if whole else NUMBER
     columns = {"swept": TEXT, "label": TEXT, "value": value, **columns_of(SweepResult), "refusal": TEXT}
     return frame_of(

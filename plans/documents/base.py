@@ -21,7 +21,8 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Kept = Annotated[float, Field(gt=0.0, le=1.0)]
 """Of what something does alone: never nothing."""
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Seconds = NonNegative
 Bytes = Annotated[int, Field(ge=0, lt=1 << 60)]
 Count = Annotated[int, Field(ge=1, lt=1 << 40)]
 Index = Annotated[int, Field(ge=0, lt=1 << 32)]

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from .base import Bytes, Count, Document, Part, Positive
+from .base import Bytes, Count, Document, NonNegative, Part, Positive
 from .plan import Plan
 
 
@@ -24,12 +24,19 @@ class SweepResult(Part):
     ssd_read_bytes: Bytes
     ssd_write_bytes: Bytes
     bound_by: str
+    hours: Positive | None = None
+    """That the sweep's tokens take; None where nobody asked. So are the others."""
+    cost: NonNegative | None = None
+    """In the currency of the prices that were given."""
+    worn: NonNegative | None = None
+    """The share of its rating that this uses up of the drive that it wears most."""
 
 
 class SweepPoint(Part):
     """One value of what was swept: a result, or the reason why there is none."""
 
-    value: Positive
+    value: Positive | None
+    """None of a name."""
     label: str
     """The value as a person writes it."""
     result: SweepResult | None
@@ -45,11 +52,15 @@ class Sweep(Document):
     title: str
     """The model and the machine in words."""
     estimated: bool
+    tokens: int | None = Field(default=None, ge=1)
+    """Of the training of which `hours`, `cost` and `worn` are; None where nobody asked."""
     points: tuple[SweepPoint, ...] = Field(min_length=1)
 
 
-def result_of(plan: Plan) -> SweepResult:
-    """What a sweep keeps of `plan`."""
+def result_of(
+    plan: Plan, *, hours: float | None = None, cost: float | None = None, worn: float | None = None
+) -> SweepResult:
+    """What a sweep keeps of `plan`, and of a training by it."""
     decision, prediction = plan.decision, plan.prediction
     return SweepResult(
         tokens_per_second=prediction.tokens_per_second,
@@ -62,4 +73,7 @@ def result_of(plan: Plan) -> SweepResult:
         ssd_read_bytes=prediction.ssd_read_bytes,
         ssd_write_bytes=prediction.ssd_write_bytes,
         bound_by=prediction.bound_by,
+        hours=hours,
+        cost=cost,
+        worn=worn,
     )

@@ -423,15 +423,19 @@ def _of_whom(plan: Plan) -> str:
 def _sensitivity(rows: Sequence[Sensitivity]) -> list[str]:
     changes: list[Row] = []
     for row in sorted(rows, key=lambda row: -row.throughput_gain):
-        unit = row.unit if row.unit[:1].isdigit() else f"1 {row.unit}"
-        words = row.words or f"{unit} more of {row.resource}"
         change, step = "nothing", ""
         if abs(row.throughput_gain) >= 5e-4:
             change = f"{signed(100 * row.throughput_gain)}% tokens/s"
             longer = "shorter" if row.throughput_gain > 0 else "longer"
             step = f"a step {duration(abs(row.seconds_per_unit))} {longer}"
-        changes.append((short(words, 46), change, step))
+        changes.append((short(change_of(row), 46), change, step))
     return table([], changes, left=(0, 1, 2))
+
+
+def change_of(row: Sensitivity) -> str:
+    """What one more unit is, in words."""
+    unit = row.unit if row.unit[:1].isdigit() else f"1 {row.unit}"
+    return row.words or f"{unit} more of {row.resource}"
 
 
 def _schedules(compared: Sequence[Compared]) -> list[str]:

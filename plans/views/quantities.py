@@ -69,6 +69,11 @@ def exact_percent(share: float) -> str:
     return f"{100 * share:.4f}".rstrip("0").rstrip(".") + "%"
 
 
+def money(amount: float) -> str:
+    """`1,235`, `12.35`; no currency, for none is known."""
+    return f"{amount:,.0f}" if amount >= 100 else f"{amount:.2f}"
+
+
 def bar(value: float, most: float, columns: int = BAR_COLUMNS) -> str:
     """`value` of `most` as `[####....]`; more than `most` fills it."""
     share = min(value / most, 1.0) if most > 0 else 1.0

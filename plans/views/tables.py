@@ -35,6 +35,12 @@ def facts(*pairs: tuple[str, str]) -> list[str]:
     return aligned([(f"  {name}", value) for name, value in pairs], least=20)
 
 
+def spread(name: str, value: str) -> list[tuple[str, str]]:
+    """One of the facts, whose value takes as many lines as it needs."""
+    lines = wrap(clean(value), COLUMNS - 22, break_on_hyphens=False) or [""]
+    return [("" if row else name, line) for row, line in enumerate(lines)]
+
+
 def aligned(pairs: Iterable[tuple[str, str]], least: int = 0) -> list[str]:
     pairs = list(pairs)
     width = max([least, *(cell_len(name) for name, _ in pairs)])

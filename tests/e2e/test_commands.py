@@ -349,8 +349,8 @@ def test_the_command_line_is_this(tmp_path):
         "--optimizer-states --clip-grad-norm "
         "--schedule --micro-batch-size --micro-batches --delay-ratio --residency --json --full --quiet --output "
         "--model --gpu --ssd --cpu --link --figure --sequence-length --micro-batch-sizes --precision --sweep --plots "
-        "--csv --solver --write-lp",
-        "show": "--plots --html --trace --csv --json",
+        "--csv --solver --write-lp --tokens --price --power --power-price",
+        "show": "--plots --html --trace --csv --json --tokens --price --power --power-price",
         "run": "--data --steps --epochs --out --model --volume --lr --weight-decay --seed --pack --no-pack --eval-data "
         "--eval-every --serial --replan --stall-after --stall-abort --json "
         "--lr-schedule --warmup-steps --decay-steps --min-lr --beta1 --beta2 --eps --decay-all --loss-scale "

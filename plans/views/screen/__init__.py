@@ -1,19 +1,31 @@
-"""The first screen of a plan: what decides whether to train by it, in about ten lines.
+"""The first screen of a plan: what decides whether to train by it, or to buy for it, in at most 25 lines.
 
 Owns which figures those are, and their words. `views/plan_text.py` has everything else.
 """
 
+from ...analysis.cost import Training
 from ...analysis.memory_usage import snapshot_store_bytes
 from ...analysis.wear import lifetime, wear
 from ...documents.plan import Plan
 from ...graph.ops import Schedule
 from ...units import format_bytes, format_enough
+from ..plan_text import change_of
 from ..quantities import count, decimal, duration, estimated, number, times, without_ssd
-from ..tables import clean, facts, page, short, wrapped
+from ..tables import clean, facts, page, short, spread, wrapped
+from .basis import Basis, basis_facts, likely, likely_facts
+from .cost_text import cost_facts
+
+MOST_CHANGES = 3
+"""Of those that would make a plan faster."""
+WORTH = 5e-3
+"""The share of tokens a second that a change has to bring to be named."""
 
 
-def describe_briefly(plan: Plan, schedule: Schedule, more: str) -> str:
-    """What `plan` takes and gives. `schedule` is its own; `more` says where the rest is."""
+def describe_briefly(
+    plan: Plan, schedule: Schedule, more: str, training: Training | None = None, basis: Basis | None = None
+) -> str:
+    """What `plan` takes and gives. `schedule` is its own; `more` says where the rest is; `training`: of which it says
+    what that takes; `basis`: of a what-if, what it rests on. Raises UsageError as `cost_of` does."""
     p, d, model = plan.prediction, plan.decision, plan.model
     title = f"Plan: {short(model.name, 34)}, {count(model.parameters)} parameters, on {short(plan.machine.name, 34)}"
     opening = [
@@ -23,7 +35,9 @@ def describe_briefly(plan: Plan, schedule: Schedule, more: str) -> str:
     ranks = f" on each of {d.ranks} ranks" if d.ranks > 1 else ""
     least = min((row.least_bytes for row in plan.least if row.budget == "host memory"), default=None)
     figures = [
+        *(likely_facts(plan, basis) if basis else []),
         ("bound by", short(p.bound_by, 70)),
+        *_faster(plan),
         (
             "batch",
             f"{times(d.rows, 'row')} of {d.sequence_length} tokens: "
@@ -48,10 +62,31 @@ def describe_briefly(plan: Plan, schedule: Schedule, more: str) -> str:
         figures += [
             ("store on ssd", format_bytes(p.ssd_bytes) + _with_snapshots(plan, schedule)),
             ("a step", moved),
-            ("drive wear", _worn(plan)),
+            *([] if training else [("drive wear", _worn(plan))]),
         ]
+    if training:
+        figures += cost_facts(plan, training, likely(plan, basis))
+    if basis:
+        figures += basis_facts(basis)
     figures.append(("more", clean(more)))
     return page(title, [*(line for words in opening for line in wrapped(words)), *facts(*figures)])
+
+
+def _faster(plan: Plan) -> list[tuple[str, str]]:
+    """What of the things that one could buy brings most, at this batch, as many as fit a line; or that nothing does."""
+    worth = [row for row in plan.sensitivity if row.throughput_gain >= WORTH]
+    if not worth:
+        return [("to be faster", "nothing: no change of one thing alone that was tried brings half a percent")]
+    gains = sorted(worth, key=lambda row: -row.throughput_gain)
+    told = [f"{change_of(row)}: {_gain(row.throughput_gain)}" for row in gains[:MOST_CHANGES]]
+    fitting = [told[: len(told) - less] for less in range(len(told))]
+    lines = (spread("to be faster", "; ".join(words)) for words in fitting)
+    return next((line for line in lines if len(line) == 1), spread("to be faster", told[0]))
+
+
+def _gain(share: float) -> str:
+    """`+6.2%`, `+50%`."""
+    return f"+{100 * share:.{0 if share >= 0.0995 else 1}f}%"
 
 
 def _with_snapshots(plan: Plan, schedule: Schedule) -> str:

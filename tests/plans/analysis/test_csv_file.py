@@ -63,7 +63,7 @@ def test_columns_are_the_plain_fields_of_a_document() -> None:
     assert columns_of(SweepResult) == {
         "tokens_per_second": NUMBER, "step_seconds": NUMBER, "micro_batch_size": INTEGER, "micro_batches": INTEGER,
         "delay_ratio": NUMBER, "peak_host_bytes": INTEGER, "peak_device_bytes": INTEGER, "ssd_read_bytes": INTEGER,
-        "ssd_write_bytes": INTEGER, "bound_by": TEXT,
+        "ssd_write_bytes": INTEGER, "bound_by": TEXT, "hours": NUMBER, "cost": NUMBER, "worn": NUMBER,
     }  # fmt: skip
     assert columns_of(SweepPoint) == {"value": NUMBER, "label": TEXT, "refusal": TEXT}
 

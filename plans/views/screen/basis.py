@@ -1,0 +1,68 @@
+"""What an estimate rests on, in a few lines: its figures by kind, and the range in which its speed may well lie.
+
+Owns these words. Who made the estimate says what the figures are (planner/basis.py).
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...documents.plan import Plan
+from ..quantities import number
+from ..tables import spread
+
+Facts = list[tuple[str, str]]
+_WORDS = {"given": "given", "measured": "measured", "data sheet": "by data sheets", "assumed": "assumed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """Of a what-if."""
+
+    kinds: Mapping[str, Sequence[str]]
+    """given, measured, data sheet, assumed -> names of figures."""
+    error: float | None
+    """By how much of it compute may well be off; None where nothing says so."""
+    evidence: str
+    """What says so, or why nothing does."""
+
+
+def likely(plan: Plan, basis: Basis | None) -> tuple[float, float] | None:
+    """The least and the most tokens a second if compute is off by the error; None where compute is not what bounds the
+    step, or no error is known. The most is no more than a device twice as fast would bring."""
+    p = plan.prediction
+    if basis is None or basis.error is None or p.bound_by != "compute" or plan.decision.zeroth_order:
+        return None
+    gains = [row.throughput_gain for row in plan.sensitivity if row.resource == "compute"]
+    most = min([1 / (1 - basis.error), *(1 + max(gain, 0.0) for gain in gains)])
+    return p.tokens_per_second / (1 + basis.error), p.tokens_per_second * most
+
+
+def likely_facts(plan: Plan, basis: Basis) -> Facts:
+    """The range in words, or that there is none."""
+    found = likely(plan, basis)
+    if found and basis.error:
+        rates = f"{number(found[0])} to {number(found[1])} tokens/s"
+        words = f"{rates} with compute within {basis.error:.0%}, {basis.evidence}"
+    elif plan.decision.zeroth_order:
+        words = "no range: no published training without gradients was compared"
+    elif plan.prediction.bound_by != "compute":
+        words = f"no range: bound by {plan.prediction.bound_by}, which no published training was compared with"
+    else:
+        words = f"no range: {basis.evidence}"
+    return spread("range", words)
+
+
+def basis_facts(basis: Basis) -> Facts:
+    """Each kind of figures with their names."""
+    kinds = [(kind, names) for kind, names in basis.kinds.items() if names]
+    return [fact for kind, names in kinds for fact in spread(_WORDS[kind], _together(names))]
+
+
+def _together(names: Sequence[str]) -> str:
+    """`gpu.memory`, `gpu.flops`, `ssd.read` as `gpu (memory, flops), ssd (read)`."""
+    parts: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        part, _, figure = name.partition(".")
+        parts[part].append(figure)
+    return ", ".join(f"{part} ({', '.join(figures)})" for part, figures in parts.items())
