@@ -231,6 +231,11 @@ def _run(
     if decay is None:
         decay = DECAY_SHARE if options.lr_schedule == "wsd" else 0
     assert options.lr is not None and options.eps is not None and options.weight_decay is not None
+    if plan.decision.masters == "none" and not plan.decision.zeroth_order:
+        line.note(
+            f"bf16 weights are updated without masters: at --lr {options.lr:g} those above {512 * options.lr:.2g} "
+            "stand still (ssdplan solve --masters residual loses nothing)"
+        )
     optimizer: AdamW | MeZO = AdamW(
         lr=options.lr,
         beta1=options.beta1,
