@@ -1,6 +1,7 @@
 // Prints the instruction set that this program's kernels were built for and a hash of what they compute. No vector of
 // the hash's inputs has a NaN: a NaN's payload is the one thing that may differ.
 #include <cinttypes>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -54,16 +55,22 @@ bool supported() {
     return true;
 }
 
+enum class Masters { fp32, residual, none };
+
 struct Update {
     Dtype parameter_dtype;
-    Dtype moment_dtype;
-    bool residual;
+    Moments moments;
+    Masters masters;
 };
 
 constexpr Update kUpdates[] = {
-    {Dtype::bf16, Dtype::fp32, false}, {Dtype::fp16, Dtype::fp32, false}, {Dtype::fp32, Dtype::fp32, false},
-    {Dtype::bf16, Dtype::bf16, false}, {Dtype::fp16, Dtype::bf16, false}, {Dtype::fp32, Dtype::bf16, false},
-    {Dtype::bf16, Dtype::fp32, true},  {Dtype::bf16, Dtype::bf16, true},
+    {Dtype::bf16, Moments::fp32, Masters::fp32},     {Dtype::fp16, Moments::fp32, Masters::fp32},
+    {Dtype::fp32, Moments::fp32, Masters::fp32},     {Dtype::bf16, Moments::bf16, Masters::fp32},
+    {Dtype::fp16, Moments::bf16, Masters::fp32},     {Dtype::fp32, Moments::bf16, Masters::fp32},
+    {Dtype::bf16, Moments::fp32, Masters::residual}, {Dtype::bf16, Moments::bf16, Masters::residual},
+    {Dtype::bf16, Moments::fp32, Masters::none},     {Dtype::bf16, Moments::bf16, Masters::none},
+    {Dtype::bf16, Moments::int8, Masters::fp32},     {Dtype::bf16, Moments::int8, Masters::residual},
+    {Dtype::bf16, Moments::int8, Masters::none},
 };
 
 }  // namespace
@@ -78,7 +85,11 @@ int main() {
         std::vector<float> master(elements), exp_avg(elements), exp_avg_sq(elements), gradient(elements);
         std::vector<float> wide(elements);
         std::vector<std::uint16_t> narrow(elements), other(elements), first(elements), second(elements);
+        std::vector<std::uint8_t> numbers(elements), numbers_sq(elements);
+        std::vector<float> scales(elements / kScaled), scales_sq(elements / kScaled);
         for (const Update& update : kUpdates) {
+            const bool scaled = update.moments == Moments::int8;
+            if (scaled && elements % kScaled != 0) continue;
             for (std::size_t i = 0; i < elements; ++i) {
                 master[i] = any_finite();
                 exp_avg[i] = any_finite() * 1e-20F;
@@ -89,34 +100,50 @@ int main() {
                 other[i] = static_cast<std::uint16_t>(next_bits());
                 first[i] = Bf16::store(exp_avg[i]);
                 second[i] = Bf16::store(exp_avg_sq[i]);
+                numbers[i] = static_cast<std::uint8_t>(next_bits());
+                numbers_sq[i] = static_cast<std::uint8_t>(next_bits());
+                if (scaled) gradient[i] *= 1e-2F;  // no square is infinite, which times 0 is a NaN
             }
-            const bool moments16 = update.moment_dtype == Dtype::bf16;
+            for (std::size_t i = 0; i < scales.size(); ++i) {
+                scales[i] = std::abs(any_finite()) * 1e-20F;
+                scales_sq[i] = scales[i] * scales[i];
+            }
+            const bool moments16 = update.moments == Moments::bf16;
             void* const parameter =
                 update.parameter_dtype == Dtype::fp32 ? static_cast<void*>(wide.data()) : narrow.data();
-            const AdamwStreams streams{update.residual ? nullptr : master.data(),
-                                       update.residual ? other.data() : nullptr,
-                                       moments16 ? static_cast<void*>(first.data()) : exp_avg.data(),
-                                       moments16 ? static_cast<void*>(second.data()) : exp_avg_sq.data(),
+            const auto moment = [&](auto& in_int8, auto& in_bf16, auto& in_fp32) -> void* {
+                return scaled      ? static_cast<void*>(in_int8.data())
+                       : moments16 ? static_cast<void*>(in_bf16.data())
+                                   : in_fp32.data();
+            };
+            const AdamwStreams streams{update.masters == Masters::fp32 ? master.data() : nullptr,
+                                       update.masters == Masters::residual ? other.data() : nullptr,
+                                       moment(numbers, first, exp_avg),
+                                       moment(numbers_sq, second, exp_avg_sq),
                                        gradient.data(),
                                        parameter,
-                                       update.moment_dtype,
-                                       update.parameter_dtype};
+                                       update.moments,
+                                       update.parameter_dtype,
+                                       scaled ? scales.data() : nullptr,
+                                       scaled ? scales_sq.data() : nullptr};
             double fused = 0.0;
             const bool finite = adamw(streams, elements, scalars, &fused);
             const double squares = sum_of_squares(gradient.data(), elements);
             add(master.data(), elements * 4);
-            add(streams.exp_avg, elements * item_bytes(update.moment_dtype));
-            add(streams.exp_avg_sq, elements * item_bytes(update.moment_dtype));
+            add(streams.exp_avg, elements * item_bytes(update.moments));
+            add(streams.exp_avg_sq, elements * item_bytes(update.moments));
+            add(scales.data(), scales.size() * sizeof(float));
+            add(scales_sq.data(), scales_sq.size() * sizeof(float));
             add(parameter, elements * item_bytes(update.parameter_dtype));
             add(other.data(), elements * 2);
             add(&finite, 1);
             add(&squares, sizeof squares);
             add(&fused, sizeof fused);
-            if (update.residual || update.parameter_dtype == Dtype::fp32) continue;
+            if (update.masters != Masters::fp32 || scaled || update.parameter_dtype == Dtype::fp32) continue;
             stream_mix(streams, elements);
             add(master.data(), elements * 4);
-            add(streams.exp_avg, elements * item_bytes(update.moment_dtype));
-            add(streams.exp_avg_sq, elements * item_bytes(update.moment_dtype));
+            add(streams.exp_avg, elements * item_bytes(update.moments));
+            add(streams.exp_avg_sq, elements * item_bytes(update.moments));
             add(parameter, elements * 2);
         }
         for (const Dtype dtype : {Dtype::bf16, Dtype::fp16}) {

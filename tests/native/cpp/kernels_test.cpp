@@ -42,10 +42,12 @@ struct State {
                 0,
                 address(exp_avg),
                 address(exp_avg_sq),
-                Dtype::fp32,
+                Moments::fp32,
                 address(gradient),
                 address(parameter),
-                Dtype::bf16};
+                Dtype::bf16,
+                0,
+                0};
     }
 
     bool update(std::int64_t threads) { return parallel_adamw(arrays(), kSettings, threads); }
@@ -67,6 +69,37 @@ struct State {
 
     std::vector<float> master, exp_avg, exp_avg_sq, gradient;
     std::vector<std::uint16_t> parameter;
+};
+
+// Bytes of moments in int8, with residuals or without any master.
+struct Scaled {
+    Scaled(std::size_t elements, bool residuals)
+        : residual(residuals ? elements : 0),
+          parameter(elements, 0x3f80),
+          exp_avg(elements),
+          exp_avg_sq(elements),
+          scales(elements / 64),
+          scales_sq(elements / 64),
+          gradient(State(elements).gradient) {}
+
+    bool update(std::int64_t threads) {
+        const AdamwArrays arrays{static_cast<std::int64_t>(parameter.size()),
+                                 0,
+                                 residual.empty() ? 0 : address(residual),
+                                 address(exp_avg),
+                                 address(exp_avg_sq),
+                                 Moments::int8,
+                                 address(gradient),
+                                 address(parameter),
+                                 Dtype::bf16,
+                                 address(scales),
+                                 address(scales_sq)};
+        return parallel_adamw(arrays, kSettings, threads);
+    }
+
+    std::vector<std::uint16_t> residual, parameter;
+    std::vector<std::uint8_t> exp_avg, exp_avg_sq;
+    std::vector<float> scales, scales_sq, gradient;
 };
 
 bool same(const std::vector<float>& a, const std::vector<float>& b) {
@@ -99,6 +132,17 @@ void sums_are_exact() {
 
 int main() {
     sums_are_exact();
+    for (const std::size_t elements : {64, 2048, 131072 + 64}) {
+        for (const bool residuals : {false, true}) {
+            Scaled alone(elements, residuals);
+            Scaled shared(elements, residuals);
+            for (int step = 0; step < 2; ++step) CHECK(alone.update(1) && shared.update(3));
+            CHECK(alone.residual == shared.residual && alone.parameter == shared.parameter);
+            CHECK(alone.exp_avg == shared.exp_avg && alone.exp_avg_sq == shared.exp_avg_sq);
+            CHECK(same(alone.scales, shared.scales) && same(alone.scales_sq, shared.scales_sq));
+            CHECK(alone.exp_avg != std::vector<std::uint8_t>(elements));
+        }
+    }
     for (const std::size_t elements : {1, 7, 2048, 2049, 65536, 300001}) {
         State alone(elements);
         CHECK(alone.update(1));
