@@ -57,18 +57,20 @@ class Pacing:
     def _promising(self, solved: Solved) -> list[Pace]:
         """The other paces that promise a noticeably faster step, the best of them: by a shortened model with the same
         placement, and by what the program makes of the memory that they leave or take."""
-        short, decision = self.fitter.builder.short, solved.fitted.decision
+        builder, decision = self.fitter.builder, solved.fitted.decision
 
-        def seconds(decision: Decision) -> float:
-            steady = self.fitter.builder.in_short(decision).steady
-            return self._counting_operations(simulate(steady, short, self.machine, decision.micro_batch_size))
+        def glimpsed(decision: Decision) -> tuple[float, int]:
+            """Seconds of the shortened model's step, and host memory of the whole one."""
+            timeline = simulate(builder.in_short(decision).steady, builder.short, self.machine, size)
+            return self._counting_operations(timeline), builder.estimate(decision).host
 
-        own = solved.program.seconds
-        enough = seconds(decision) * (1 - WORTH)
-        found = [
-            (seconds(pace.of(decision)) * self.fitter.seconds_at(solved, pace) / own, number)
-            for number, pace in enumerate(self.fitter.others)
-        ]
+        size = decision.micro_batch_size
+        own, host = glimpsed(decision)
+        enough, found = own * (1 - WORTH), list[tuple[float, int]]()
+        for number, pace in enumerate(self.fitter.others):
+            seconds, taken = glimpsed(pace.of(decision))
+            left = self.fitter.seconds_with(solved, host - taken) / solved.program.seconds
+            found.append((seconds * left, number))
         return [self.fitter.others[number] for reached, number in sorted(found) if reached < enough][:PROMISING]
 
     def simulated(self, solved: Solved) -> Simulated:

@@ -106,10 +106,10 @@ def carry_over(
             for into, out in zip(_places(home, at, until), _places(home_of, at, until), strict=True):
                 target[into] = states[out]
             at = until
-        at = target.data_ptr()
+        address = target.data_ptr()
         for region in home.durable:
-            store.write(places[region], region.nbytes, at)
-            at += region.nbytes
+            store.write(places[region], region.nbytes, address)
+            address += region.nbytes
         done += home.elements
         progress(done / total / 2, "moving states to another plan's store")
 

@@ -127,11 +127,10 @@ class Fitter:
         found = (self._approach(candidate, branch, pace, "seconds", self.budget) for branch in branches)
         return next((solved for solved in found if solved), None)
 
-    def seconds_at(self, solved: Solved, pace: Pace) -> float:
-        """The program's seconds with what another pace leaves of host memory beside the same placement."""
-        candidate, decision, limits = solved.fitted.candidate, solved.fitted.decision, solved.branch.limits
-        less = self.builder.estimate(decision).host - self.builder.estimate(pace.of(decision)).host
-        branch = replace(solved.branch, limits=replace(limits, host_bytes=limits.host_bytes + less))
+    def seconds_with(self, solved: Solved, host_bytes: int) -> float:
+        """The program's seconds with so many more bytes of host memory than it had, or fewer."""
+        candidate, limits = solved.fitted.candidate, solved.branch.limits
+        branch = replace(solved.branch, limits=replace(limits, host_bytes=limits.host_bytes + host_bytes))
         program = self._program(candidate, self._whole_states(candidate, branch, "seconds"), "seconds")
         return program.seconds if program else inf
 
