@@ -1,12 +1,13 @@
-"""Measures how much computing, a drive and updates slow each other down where all want the processor.
+"""Measures how much computing, a drive, updates and collectives slow each other down where all want the processor.
 
 Owns the figures of each way: how much slower a layer runs while the drive reads or writes as a store does, with
-checksums and without, and how much of its bandwidth the drive keeps meanwhile; and what a layer and updates keep of
-their paces beside each other. The processor time of the others tells too little: compute runs on all cores at once and
-waits for the slowest of them, so what is taken of one is lost on all.
+checksums and without, and how much of its bandwidth the drive keeps meanwhile; and what a layer and updates, or a layer
+or copies and collectives keep of their paces beside each other. The processor time of the others tells too little:
+compute runs on all cores at once and waits for the slowest of them, so what is taken of one is lost on all.
 """
 
 import statistics
+import struct
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,8 +19,8 @@ from typing import Protocol, Self
 from ssdplan.native import Engine, IoError
 
 from .clock import REAL, Clock
-from .measure import Limits, Measurement, Progress, mean_of, repeat
-from .parts import Blank
+from .measure import FEWEST, Limits, Measurement, Progress, mean_of, repeat
+from .parts import Blank, Ranks
 from .storage import IN_FLIGHT, MIB, PLACES, SMALLEST_FILE, Direction, explained, opened
 
 USED_BYTES = 4 * SMALLEST_FILE
@@ -138,6 +139,55 @@ def measure_beside_updates(
     trouble = found.trouble()
     notes = [f"what compute keeps beside updates: {trouble}"] if trouble else []
     return (_fraction(found.mean), _fraction(mean_of(kept))), notes
+
+
+_MOST_CALLS = 4096
+"""Of collectives in a window."""
+
+
+def measure_beside_collectives(
+    ranks: Ranks, collective: Callable[[], object], work: Work, *, clock: Clock = REAL
+) -> tuple[float, float]:
+    """What `work` and `collective`, called again and again, keep of their paces beside each other. All ranks call this
+    at the same time, and make as many collectives as each other: rank 0 says how many."""
+
+    def most(*mine: float) -> list[float]:
+        """Of what each rank says, the most; what all say is the same everywhere."""
+        form = struct.Struct(f"<{len(mine)}d")
+        return [max(each) for each in zip(*(form.unpack(told) for told in ranks.tell(form.pack(*mine))), strict=True)]
+
+    def calls(count: int) -> float:
+        """Seconds of one, on average over so many."""
+        started = clock()
+        for _ in range(count):
+            collective()
+        return (clock() - started) / count
+
+    work()
+    once, computed = most(calls(1), work())
+    window = max(WINDOW_SECONDS, _WORKS * computed)
+    count = min(max(round(window / max(once, window / _MOST_CALLS)), 1), _MOST_CALLS)
+    compute, moved = [], []
+    for _ in range(FEWEST):
+        (by_itself,) = most(calls(count))
+        alone = _mean_of(work, window / 2, clock)
+        most(0.0)  # all begin at once
+        pool = clock.threads(1)
+        try:
+            running = pool.submit(lambda: calls(count))
+            slowed = [work()]
+            while not running.done():
+                slowed.append(work())
+            (beside,) = most(running.result())
+        finally:
+            pool.shutdown()
+        compute.append(alone / statistics.fmean(slowed))
+        moved.append(by_itself / beside)
+    return _fraction(statistics.median(compute)), _fraction(statistics.median(moved))
+
+
+_WORKS = 4
+"""Runs of the work in a window, at the least: the last of them goes on alone when the collectives have ended."""
 
 
 class _Other(Protocol):

@@ -27,6 +27,7 @@ from ssdplan.plans.documents.state_layout import (
 from ssdplan.plans.graph.ops import Resource
 
 from .clock import REAL, Clock
+from .contention import Work, measure_beside_collectives
 from .measure import Limits, Measurement, Progress, repeat
 from .parts import Device, Ranks
 
@@ -54,10 +55,12 @@ def measure_network(
     seconds: float,
     progress: Progress,
     *,
+    work: Work,
     clock: Clock = REAL,
 ) -> Network:
     """What this rank receives a second of parameters and of gradients while all do, in shares of so many bytes at most;
-    and how fast it adds up gradients. All ranks measure at the same time, as often as each other."""
+    how fast it adds up gradients; and what collectives and `work`, which computes, and collectives and copies keep
+    of their paces beside each other. All ranks measure at the same time, as often as each other."""
     parameters, gradients = (
         max(min(nbytes, MOST_SHARE) // LEAST_SHARE, 1) * LEAST_SHARE for nbytes in (parameter_bytes, gradient_bytes)
     )
@@ -96,13 +99,46 @@ def measure_network(
         took = median(work, share)
         return others * share / max(took - latency, 0.1 * took)
 
+    gathered, exchanged = bandwidth(gather, parameters), bandwidth(exchange, gradients)
+    add_rate = ranks.size * gradients / median(add, gradients)
+    # A message that takes a twentieth of a second at the most, so that a window has several.
+    share = min(int(min(gathered, exchanged) / others / 20) // LEAST_SHARE * LEAST_SHARE, parameters, gradients)
+
+    def both() -> None:
+        gather(max(share, LEAST_SHARE))
+        exchange(max(share, LEAST_SHARE))
+        device.synchronize()
+
+    beside_compute = measure_beside_collectives(ranks, both, work, clock=clock)
+    arena = device.host_arena(COPY_SIZES[0])
+    try:
+        target = device.allocate(arena.bytes.numel())
+        beside_copies = measure_beside_collectives(
+            ranks, both, partial(_copies, device, arena.bytes, target), clock=clock
+        )
+    finally:
+        device.release(arena)
     return Network(
         ranks=ranks.size,
-        gather_bandwidth=bandwidth(gather, parameters),
-        exchange_bandwidth=bandwidth(exchange, gradients),
+        gather_bandwidth=gathered,
+        exchange_bandwidth=exchanged,
         latency_seconds=latency,
-        add_rate=ranks.size * gradients / median(add, gradients),
+        add_rate=add_rate,
+        compute_kept=beside_compute[0],
+        kept_beside_compute=beside_compute[1],
+        copies_kept=beside_copies[0],
+        kept_beside_copies=beside_copies[1],
     )
+
+
+def _copies(device: Device, host: torch.Tensor, target: torch.Tensor) -> float:
+    """Seconds of a copy each way."""
+    started = REAL()
+    with device.lane("h2d"):
+        device.copy_h2d(target, host)
+    with device.lane("d2h"):
+        device.copy_d2h(host, target)
+    return REAL() - started
 
 
 SLOWER = 0.9

@@ -168,8 +168,19 @@ def profile(
         )
         notes += remarks
     together: tuple[float | None, float | None] = (None, None)
+    network: document.Network | None = None
 
     def beside_compute(work: Work) -> None:
+        nonlocal network
+        if several:
+            elements = max(state.elements for state in model.states) // several.size
+            sizes = elements * ELEMENT_BYTES[precision], elements * GRADIENT_BYTES
+            part = portion(progress, 0.7, 0.7)
+            network = measure_network(several, device, *sizes, limits.link_seconds, part, work=work)
+        if device.kind == "cpu":
+            beside_on_cores(work)
+
+    def beside_on_cores(work: Work) -> None:
         nonlocal together
         updating = UpdateBench(precision, threads, memory.available)
         chunks = cycle(range(0, updating.count, UPDATE_CHUNK))
@@ -204,22 +215,12 @@ def profile(
         micro_batch_sizes=micro_batch_sizes,
         limits=Limits(limits.model_seconds),
         progress=portion(progress, 0.41, 0.7),
-        beside=beside_compute if device.kind == "cpu" else None,
+        beside=beside_compute if device.kind == "cpu" or several else None,
         bandwidth=min(h2d.rate, d2h.rate),
         activations=Limits(limits.activation_seconds * (2 if int8 else 1)),
         int8=int8,
     )
-    network: document.Network | None = None
     if several:
-        elements = max(state.elements for state in model.states) // several.size
-        network = measure_network(
-            several,
-            device,
-            elements * ELEMENT_BYTES[precision],
-            elements * GRADIENT_BYTES,
-            limits.link_seconds,
-            portion(progress, 1.0, 1.0),
-        )
         notes += slower_ranks(several, {"copies to the device": h2d.rate, "updates": updates.fp32.rate})
     kernels_bytes = sum(kernels.kept_bytes for kernels in costs.kernels)
     process_bytes = _process_bytes() - kernels_bytes - costs.choosing_bytes

@@ -102,13 +102,17 @@ class Group:
                 dist.all_to_all_single(received, sent, group=self._data)
 
     def _swap(self, what: str, group: Any, part_for: Any, place_of: Any) -> None:
-        """Send each other rank its part, and receive its own; an error names the rank that it waited for."""
+        """Send each other rank its part, and receive its own; an error names the rank that it waited for.
+
+        First say what this rank is ready to receive: gloo sends that word to the other rank behind what it is sending
+        there, so a rank that sends first is sent nothing until all of that has arrived."""
         works: list[tuple[int, Any]] = []
-        for to, source in self._peers:
-            with self._naming(what, to):
-                works.append((to, dist.isend(part_for(to), to, group=group)))
+        for _, source in self._peers:
             with self._naming(what, source):
                 works.append((source, dist.irecv(place_of(source), source, group=group)))
+        for to, _ in self._peers:
+            with self._naming(what, to):
+                works.append((to, dist.isend(part_for(to), to, group=group)))
         for other, work in works:
             with self._naming(what, other):
                 work.wait()

@@ -54,8 +54,9 @@ def simulate(graph: Graph, model: Model, machine: Machine, micro_batch_size: int
     compute shares the CPU, compute or updates want all cores, a copy to or from the device wants one, and these slow in
     proportion when more cores are wanted than reads and writes leave them (what those take is the mean of all in the
     graph, as some sum their bytes and of some an update does); the drive keeps what it was measured to keep beside
-    compute, and compute and updates what they were measured to keep beside each other. What begins to compute behind an
-    update or beside one, or behind another stage's layer, finds nothing of its own in caches. Deterministic.
+    compute, and compute and updates, collectives and compute, and collectives and copies what they were measured to
+    keep beside each other. What begins to compute behind an update or beside one, or behind another stage's layer,
+    finds nothing of its own in caches. Deterministic.
     """
     return _simulated(graph, model, machine, micro_batch_size)[0]
 
@@ -148,8 +149,8 @@ def expectation(graph: Graph, model: Model, machine: Machine, micro_batch_size: 
 
 def _speeds(machine: Machine, ops: Sequence[Op]) -> list[tuple[float, ...] | None]:
     """For every bit mask of running lanes the speed of each (None: all at full speed)."""
-    read, write, h2d, d2h, compute, cpu = (
-        1 << _LANE[name] for name in ("read", "write", "h2d", "d2h", "compute", "cpu")
+    read, write, h2d, d2h, compute, cpu, network = (
+        1 << _LANE[name] for name in ("read", "write", "h2d", "d2h", "compute", "cpu", "network")
     )
     shared = shared_fraction(combined_frontier(machine.volumes))
     beside = bandwidth_kept(machine.volumes) if machine.compute_shares_cpu else 1.0
@@ -179,6 +180,14 @@ def _speeds(machine: Machine, ops: Sequence[Op]) -> list[tuple[float, ...] | Non
             of |= {"h2d": dram, "d2h": dram, "cpu": dram}
         if machine.compute_shares_cpu and mask & compute and mask & cpu:
             of["compute"], of["cpu"] = (core * kept for kept in together)
+        if mask & network and machine.network:
+            computes = compute | (cpu if machine.compute_shares_cpu else 0)
+            for others, kept, keeps in _beside_network(machine.network, computes, h2d | d2h):
+                if mask & others:
+                    of["network"] *= keeps
+                for resource in RESOURCES:
+                    if mask & others & 1 << _LANE[resource]:
+                        of[resource] *= kept
         each = tuple(of[resource] for resource in RESOURCES)
         speeds.append(None if set(each) == {1.0} else each)
     return speeds
@@ -188,6 +197,14 @@ def _together(machine: Machine) -> tuple[float, float]:
     """What compute and updates keep of their paces while both run."""
     compute, updates = COMPUTE_AND_UPDATES
     return machine.compute_beside_updates or compute, machine.updates_beside_compute or updates
+
+
+def _beside_network(network: Network, computes: int, copies: int) -> list[tuple[int, float, float]]:
+    """Masks of lanes, what these keep of their paces beside collectives, and what collectives keep beside them."""
+    return [
+        (computes, network.compute_kept or 1.0, network.kept_beside_compute or 1.0),
+        (copies, network.copies_kept or 1.0, network.kept_beside_copies or 1.0),
+    ]
 
 
 def _io_cores(machine: Machine, ops: Sequence[Op]) -> tuple[float, float]:

@@ -179,6 +179,9 @@ class _Times:
             for each in (io_cores, unsummed_io_cores)
         )
         """Of a core, that a byte read and a byte written take; and one of states that an update sums in passing."""
+        there = machine.network
+        self._network_cores = (1 - (there.compute_kept or 1.0)) / (there.kept_beside_compute or 1.0) if there else 0.0
+        """Of all cores, that a second of collectives takes."""
         self.passing = {variable for name in classes for variable in variables_of(name).optimizer.on_ssd}
         """Optimizer states on ssd: they pass through an update, which sums them itself."""
 
@@ -229,7 +232,7 @@ class _Times:
                 for moved, summed, unsummed in moves
                 if summed or unsummed
             ]
-            times.append(("cores", _sum(compute, updates, *copies, *drives)))
+            times.append(("cores", _sum(compute, updates, *copies, *drives, _scaled(network, self._network_cores))))
         elif updates:
             times.append(("cpu", updates))
         if machine.dram_bandwidth:

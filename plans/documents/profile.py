@@ -92,6 +92,15 @@ class Network(Part):
     """What a collective takes however little it moves."""
     add_rate: Positive
     """Bytes a second of received gradients that compute adds up."""
+    compute_kept: Kept | None = None
+    """The fraction of its pace that compute keeps while collectives run one after the other. None, as in what follows:
+    nobody measured it, and plans count on no loss."""
+    kept_beside_compute: Kept | None = None
+    """The same of collectives while compute runs."""
+    copies_kept: Kept | None = None
+    """The fraction of their pace that copies to and from the device keep while collectives run."""
+    kept_beside_copies: Kept | None = None
+    """The same of collectives while copies run."""
 
 
 class Machine(Part):

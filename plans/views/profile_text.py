@@ -51,7 +51,14 @@ def _network(network: Network | None) -> list[tuple[str, str]]:
         return []
     gathered, exchanged = (format_bytes(each) for each in (network.gather_bandwidth, network.exchange_bandwidth))
     words = f"{network.ranks} ranks; each receives {gathered}/s of parameters, {exchanged}/s of gradients"
-    return [("network", words)]
+    found = [("network", words)]
+    for what, theirs, its in (
+        ("layers that compute", network.compute_kept, network.kept_beside_compute),
+        ("copies to the device", network.copies_kept, network.kept_beside_copies),
+    ):
+        if theirs and its:
+            found.append(("", f"{percent(its)} of that beside {what}, which then keep {percent(theirs)} of their own"))
+    return found
 
 
 def _machine(machine: Machine) -> list[str]:

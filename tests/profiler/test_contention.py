@@ -1,6 +1,7 @@
 """What compute and a drive take from each other is measured right where the truth is known."""
 
 import errno
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ssdplan.native import IoError
 from ssdplan.plans.errors import DiskFullError
@@ -17,6 +19,7 @@ from ssdplan.profiler.contention import (
     WINDOW_SECONDS,
     _in_order,
     _window,
+    measure_beside_collectives,
     measure_beside_updates,
     measure_contention,
 )
@@ -184,6 +187,61 @@ def test_what_compute_and_updates_leave_each_other() -> None:
     assert not notes
     cores = SharedCores(compute=1.5, updates=1.5)
     assert measure_beside_updates(cores.work, cores.update, LIMITS, silent, clock=cores.time)[0] == (1.0, 1.0)
+
+
+class TwoAlike:
+    """Ranks of which the other says what this one does. `told` has all that was said."""
+
+    rank, size = 0, 2
+
+    def __init__(self) -> None:
+        self.told: list[bytes] = []
+
+    def gather(self, whole: torch.Tensor) -> None:
+        raise AssertionError("not here")
+
+    def exchange(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        raise AssertionError("not here")
+
+    def tell(self, words: bytes) -> list[bytes]:
+        self.told.append(words)
+        return [words, words]
+
+
+@pytest.mark.parametrize("longer", [1, 100], ids=["short works", "works longer than a window"])
+def test_what_compute_and_collectives_leave_each_other(longer: int) -> None:
+    cores = SharedCores(compute=0.6, updates=0.8)
+
+    def work() -> float:
+        return sum(cores.work() for _ in range(longer))
+
+    kept, moved = measure_beside_collectives(TwoAlike(), cores.update, work, clock=cores.time)
+    # The last work goes on alone, for at most a quarter of the window.
+    assert kept == pytest.approx(0.6, abs=0.1) and moved == pytest.approx(0.8, rel=EXACT)
+    faster = SharedCores(compute=1.5, updates=1.5)
+    assert measure_beside_collectives(TwoAlike(), faster.update, faster.work, clock=faster.time) == (1.0, 1.0)
+
+
+def test_ranks_make_as_many_collectives_as_each_other() -> None:
+    """Rank 1 computes three times as slowly: both take what the slowest says, so that none waits for another's."""
+
+    class Slower(TwoAlike):
+        def tell(self, words: bytes) -> list[bytes]:
+            return [words, b"".join(struct.pack("<d", 3 * each) for (each,) in struct.iter_unpack("<d", words))]
+
+    counts = []
+    for _ in range(2):
+        cores, made = SharedCores(compute=0.6, updates=0.8), 0
+
+        def collective(cores: SharedCores = cores) -> None:
+            nonlocal made
+            made += 1
+            cores.update()
+
+        measure_beside_collectives(Slower(), collective, cores.work, clock=cores.time)
+        counts.append(made)
+    window = max(WINDOW_SECONDS, 4 * 3 * 2 * WORK_SECONDS)
+    assert counts == [1 + 2 * 3 * round(window / (3 * WORK_SECONDS))] * 2
 
 
 def test_windows_are_as_long_as_the_time_allows() -> None:

@@ -15,8 +15,9 @@ from ssdplan.planner.predict.dram import updated_bytes
 from ssdplan.planner.predict.simulator import simulate
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve_and_build
-from ssdplan.plans.documents.profile import Machine
+from ssdplan.plans.documents.profile import Machine, Network
 from ssdplan.plans.documents.state_layout import USUAL
+from ssdplan.plans.graph.collectives import Exchange
 from ssdplan.plans.graph.ops import Backward, Forward, Graph, Op, Region, Transfer, Update
 from tests.extent import examples
 from tests.made.profiles import GIB, made_machine, made_model, made_profile, made_volume
@@ -44,6 +45,14 @@ def backward(index: int, waits: tuple[int, ...] = ()) -> Backward:
 def update(index: int, elements: int, waits: tuple[int, ...] = ()) -> Update:
     nowhere = Region(0, 0, 1)
     return made_update(index, elements, nowhere, nowhere, nowhere, waits=waits)
+
+
+def exchange(index: int, nbytes: int, waits: tuple[int, ...] = ()) -> Exchange:
+    """Of two ranks: each sends and receives so many bytes."""
+    everything = Region(0, 0, 2 * nbytes)
+    return Exchange(
+        index=index, waits=waits, stage=0, state=0, state_name="made", ranks=2, gradient=everything, received=everything
+    )
 
 
 def seconds(machine: Machine, *ops: Op) -> float:
@@ -220,6 +229,9 @@ def slowly(graph: Graph, machine: Machine, kept: Fraction) -> tuple[list[Fractio
             return Fraction(op.nbytes) / Fraction(rate)
         if isinstance(op, Update):
             return Fraction(op.elements) / Fraction(machine.update_rate)
+        if isinstance(op, Exchange):
+            assert machine.network is not None
+            return Fraction(op.nbytes) / Fraction(machine.network.exchange_bandwidth)
         return Fraction(FORWARD if isinstance(op, Forward) else BACKWARD)
 
     left = {op.index: work(op) for op in graph.ops}
@@ -249,10 +261,20 @@ def slowly(graph: Graph, machine: Machine, kept: Fraction) -> tuple[list[Fractio
             elif machine.compute_shares_cpu:
                 wanted = ("h2d" in kinds) + ("d2h" in kinds)
                 wanted += machine.cores * bool({"compute", "cpu"} & kinds)
-                speed[op.index] = min(Fraction(1), Fraction(machine.cores, wanted))
+                speed[op.index] = min(Fraction(1), Fraction(machine.cores, wanted or 1))
                 if {"compute", "cpu"} <= kinds and op.resource in ("compute", "cpu"):
                     updates, compute = machine.updates_beside_compute, machine.compute_beside_updates
                     speed[op.index] *= Fraction((updates or 0.75) if op.resource == "cpu" else (compute or 0.25))
+            if (network := machine.network) and "network" in kinds:
+                computes, copies = kinds & ({"compute", "cpu"} if shared else {"compute"}), kinds & {"h2d", "d2h"}
+                if op.resource in computes:
+                    speed[op.index] *= Fraction(network.compute_kept or 1)
+                if op.resource in copies:
+                    speed[op.index] *= Fraction(network.copies_kept or 1)
+                if op.resource == "network" and computes:
+                    speed[op.index] *= Fraction(network.kept_beside_compute or 1)
+                if op.resource == "network" and copies:
+                    speed[op.index] *= Fraction(network.kept_beside_copies or 1)
         step = min(left[op.index] / speed[op.index] for op in running)
         now += step
         for op in running:
@@ -274,15 +296,22 @@ def test_agrees_with_its_slow_twin(seed: int, shared: bool, cores: int) -> None:
     if draw.random() < 0.5:
         pair = {"compute_beside_updates": draw.uniform(0.1, 1.0), "updates_beside_compute": draw.uniform(0.1, 1.0)}
         machine = machine.model_copy(update=pair)
+    network = Network(ranks=2, gather_bandwidth=1e9, exchange_bandwidth=0.9e9, add_rate=1e10)
+    if draw.random() < 0.7:
+        beside = ("compute_kept", "kept_beside_compute", "copies_kept", "kept_beside_copies")
+        network = network.model_copy(update={kept: draw.uniform(0.1, 1.0) for kept in beside})
+    machine = machine.model_copy(update={"network": network})
     ops: list[Op] = []
     for index in range(draw.randrange(1, 40)):
         waits = tuple(sorted(draw.sample(range(index), min(index, draw.randrange(3)))))
-        kind = draw.choice(("read", "write", "h2d", "d2h", "compute", "cpu"))
+        kind = draw.choice(("read", "write", "h2d", "d2h", "compute", "cpu", "network"))
         if kind == "compute":
             made = forward(index, waits) if draw.random() < 0.5 else backward(index, waits)
             ops.append(replace(made, stage=draw.randrange(3)))
         elif kind == "cpu":
             ops.append(update(index, draw.randrange(1, 10_000_000), waits))
+        elif kind == "network":
+            ops.append(exchange(index, draw.randrange(1, 10_000_000), waits))
         else:
             ops.append(transfer(index, kind, draw.randrange(1, 10_000_000), waits))
     graph = Graph("made", tuple(ops), 1)
