@@ -17,6 +17,7 @@ from ssdplan.plans.views.progress_line import ProgressLine
 from .parsing import options as of
 from .parsing.command import Command, Section
 from .parsing.types import COUNT, COUNTS, MODEL, PATH, POSITIVE, SIZE, Choice
+from .ranks.of_run import dealt
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,11 @@ def call(options: Options) -> int:
         freeze=options.freeze,
         allow_unused_weights=options.allow_unused_weights,
     )
-    volumes = options.volume or [Path()]
+    named = options.volume or [Path()]
+    mine = dealt(named, place)
+    volumes = [named[number] for number in mine]
+    rated = options.endurance
+    endurance = [rated[number] for number in mine] if len(rated) == len(named) else rated
     line = ProgressLine("profile", io.StringIO() if place and place.rank else None)
     weights = Weights(model)
     with ExitStack() as held:
@@ -207,7 +212,7 @@ def call(options: Options) -> int:
             micro_batch_sizes=options.micro_batch_sizes,
             progress=line,
             blanks=blanks,
-            endurance=options.endurance,
+            endurance=endurance,
             limits=ProfileLimits.within(options.seconds, volumes=len(volumes)) if options.seconds else ProfileLimits(),
             int8=options.compression_error,
             perturb=perturb,

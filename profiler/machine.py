@@ -55,12 +55,12 @@ def measure_network(
     seconds: float,
     progress: Progress,
     *,
-    work: Work,
+    work: Work | None = None,
     clock: Clock = REAL,
 ) -> Network:
     """What this rank receives a second of parameters and of gradients while all do, in shares of so many bytes at most;
-    how fast it adds up gradients; and what collectives and `work`, which computes, and collectives and copies keep
-    of their paces beside each other. All ranks measure at the same time, as often as each other."""
+    how fast it adds up gradients; and what collectives and `work`, which computes and may be None, and collectives and
+    copies keep of their paces beside each other. All ranks measure at the same time, as often as each other."""
     parameters, gradients = (
         max(min(nbytes, MOST_SHARE) // LEAST_SHARE, 1) * LEAST_SHARE for nbytes in (parameter_bytes, gradient_bytes)
     )
@@ -109,7 +109,7 @@ def measure_network(
         exchange(max(share, LEAST_SHARE))
         device.synchronize()
 
-    beside_compute = measure_beside_collectives(ranks, both, work, clock=clock)
+    beside_compute = measure_beside_collectives(ranks, both, work, clock=clock) if work else (None, None)
     arena = device.host_arena(COPY_SIZES[0])
     try:
         target = device.allocate(arena.bytes.numel())

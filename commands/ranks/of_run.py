@@ -82,7 +82,7 @@ def asked_ranks(options: Asked) -> int:
 def launched(options: Asked, ranks: int) -> int:
     """The run by ranks that this process starts, each of which reads the command line itself."""
     require_alone(options)
-    require_directories(options.volume)
+    require_shared(options.volume, ranks)
     if options.resume is not None:
         from ssdplan.executor.snapshots.run_directory import require_run
         from ssdplan.executor.snapshots.shares import ranks_of, require_whole
@@ -124,20 +124,40 @@ def require_alone(options: Asked) -> None:
             raise UsageError(f"{name}: is for runs of one rank; leave it out")
 
 
-def require_directories(volumes: Sequence[Path]) -> None:
-    """Raise UsageError for a volume that several ranks cannot share."""
-    for volume in volumes:
-        if not volume.is_dir():
-            raise UsageError(f"--volume {volume}: several ranks need a directory, in which each has its own")
+def require_shared(volumes: Sequence[Path], ranks: int) -> None:
+    """Raise UsageError for volumes that so many ranks of one machine cannot share."""
+    own = [volume for volume in volumes if not volume.is_dir()]
+    for volume in own:
+        if not volume.exists():
+            raise UsageError(f"--volume {volume}: is not there; make the directory first")
+    if len(own) % ranks:
+        raise UsageError(
+            f"--volume {own[-1]}: is one rank's alone, and {ranks} ranks of this machine cannot share {len(own)} of "
+            "such evenly; name a directory, in which each has its own, or as many blank volumes as ranks (of one drive "
+            "its partitions)"
+        )
 
 
-def volumes_of(volumes: Sequence[Path], rank: int) -> list[Path]:
-    """Where a rank's store lies on the volumes that were named for all: in each directory one of its own, made here;
-    rank 0 in the directory itself. Raises UsageError for anything but a directory, which several ranks cannot share."""
-    require_directories(volumes)
-    for volume in volumes:
-        directory_of(volume, rank).mkdir(exist_ok=True)
-    return [directory_of(volume, rank) for volume in volumes]
+def dealt(volumes: Sequence[Path], place: Place | None) -> list[int]:
+    """Which of the volumes that were named for all ranks are this one's too: of devices and files each rank of this
+    machine has every so manyth; directories are everybody's. Raises UsageError where that does not come out even."""
+    if place is None:
+        return list(range(len(volumes)))
+    require_shared(volumes, place.local_size)
+    own = [number for number, volume in enumerate(volumes) if not volume.is_dir()]
+    mine = set(own[place.local_rank :: place.local_size])
+    return [number for number in range(len(volumes)) if number not in own or number in mine]
+
+
+def volumes_of(volumes: Sequence[Path], place: Place) -> list[Path]:
+    """Where a rank's store lies on the volumes that were named for all: on the devices and files that are its own, and
+    in each directory in one of its own, made here; rank 0 in the directory itself. Raises UsageError as `dealt`."""
+    mine = [volumes[number] for number in dealt(volumes, place)]
+    found = [directory_of(volume, place.rank) if volume.is_dir() else volume for volume in mine]
+    for directory, volume in zip(found, mine, strict=True):
+        if volume.is_dir():
+            directory.mkdir(exist_ok=True)
+    return found
 
 
 @contextlib.contextmanager

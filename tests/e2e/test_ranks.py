@@ -81,7 +81,8 @@ def test_what_does_not_go_together_is_refused(home: Path, tmp_path: Path) -> Non
         said = refused(*run, "--ranks", 2, *option, cwd=home, code=2)
         assert f"{' '.join(map(str, option[-2:]))}: is for runs of one rank" in said
     said = refused(*run, "--ranks", 2, "--volume", "text.txt", cwd=home, code=2)
-    assert "--volume text.txt: several ranks need a directory" in said
+    assert "--volume text.txt: is one rank's alone, and 2 ranks" in said
+    assert "is not there" in refused(*run, "--ranks", 2, "--volume", "nowhere", cwd=home, code=2)
     nowhere = ("run", "plan.json", "--data", "nowhere.txt", "--steps", 3, "--out", tmp_path / "run")
     assert "nowhere.txt" in refused(*nowhere, "--ranks", 2, cwd=home, code=2), "rank 0 speaks for all"
     solve = ("solve", "profile.json", "--host-memory", "16MiB")
