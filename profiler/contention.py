@@ -122,10 +122,16 @@ def measure_contention(
 
 
 def measure_beside_updates(
-    work: Work, update: Callable[[], object], limits: Limits, progress: Progress, *, clock: Clock = REAL
+    work: Work,
+    update: Callable[[], object],
+    limits: Limits,
+    progress: Progress,
+    *,
+    what: str = "compute",
+    clock: Clock = REAL,
 ) -> tuple[tuple[float, float], list[str]]:
-    """What `work` and `update`, called again and again, keep of their paces beside each other; and notes for people.
-    Both use all cores."""
+    """What `work` and `update`, called again and again, keep of their paces beside each other; and notes for people,
+    who know `work` as `what`."""
     kept: list[float] = []
     window = _window(limits, 1)
 
@@ -135,9 +141,9 @@ def measure_beside_updates(
         kept.append(updates)
         return compute
 
-    found = repeat({"beside": computed}, limits, progress, "compute beside updates", clock=clock)["beside"]
+    found = repeat({"beside": computed}, limits, progress, f"{what} beside updates", clock=clock)["beside"]
     trouble = found.trouble()
-    notes = [f"what compute keeps beside updates: {trouble}"] if trouble else []
+    notes = [f"what is left of {what} beside updates: {trouble}"] if trouble else []
     return (_fraction(found.mean), _fraction(mean_of(kept))), notes
 
 

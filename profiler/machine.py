@@ -9,13 +9,14 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, cycle
 from typing import Any
 
 import torch
 
 from ssdplan.native import Arena, adamw_statistics, adamw_summed
 from ssdplan.plans.documents.profile import Network
+from ssdplan.plans.documents.rates import updated_bytes
 from ssdplan.plans.documents.state_layout import (
     GRADIENT,
     OPTIMIZER_FORMATS,
@@ -27,7 +28,7 @@ from ssdplan.plans.documents.state_layout import (
 from ssdplan.plans.graph.ops import Resource
 
 from .clock import REAL, Clock
-from .contention import Work, measure_beside_collectives
+from .contention import Work, measure_beside_collectives, measure_beside_updates
 from .measure import Limits, Measurement, Progress, repeat
 from .parts import Device, Ranks
 
@@ -114,7 +115,7 @@ def measure_network(
     try:
         target = device.allocate(arena.bytes.numel())
         beside_copies = measure_beside_collectives(
-            ranks, both, partial(_copies, device, arena.bytes, target), clock=clock
+            ranks, both, partial(_copies, device, clock, arena.bytes, target), clock=clock
         )
     finally:
         device.release(arena)
@@ -131,14 +132,14 @@ def measure_network(
     )
 
 
-def _copies(device: Device, host: torch.Tensor, target: torch.Tensor) -> float:
+def _copies(device: Device, clock: Clock, host: torch.Tensor, target: torch.Tensor) -> float:
     """Seconds of a copy each way."""
-    started = REAL()
+    started = clock()
     with device.lane("h2d"):
         device.copy_h2d(target, host)
     with device.lane("d2h"):
         device.copy_d2h(host, target)
-    return REAL() - started
+    return clock() - started
 
 
 SLOWER = 0.9
@@ -286,3 +287,33 @@ def measure_update(bench: UpdateBench, limits: Limits, progress: Progress) -> tu
     troubles = {what: figure.trouble() for what, figure in figures.items()}
     notes = [f"optimizer with {what}: {trouble}" for what, trouble in troubles.items() if trouble]
     return Updates(*figures.values()), notes
+
+
+def measure_dram(
+    bench: UpdateBench,
+    device: Device,
+    rates: tuple[float, float, float],
+    limits: Limits,
+    progress: Progress,
+    *,
+    clock: Clock = REAL,
+) -> tuple[float, list[str]]:
+    """Bytes a second that updates and copies to and from the device move through DRAM, the most that was seen; and
+    notes for people. `rates`: of updates alone, elements a second, and of copies each way, bytes a second."""
+    updates, h2d, d2h = rates
+    chunks = cycle(range(0, bench.count, UPDATE_CHUNK))
+    arena = device.host_arena(COPY_SIZES[-1])
+    try:
+        copies = partial(_copies, device, clock, arena.bytes, device.allocate(arena.bytes.numel()))
+        (copied, updated), notes = measure_beside_updates(
+            copies,
+            lambda: bench.seconds_of_a_chunk(next(chunks), "fp32", summed=False),
+            limits,
+            progress,
+            what="copies",
+            clock=clock,
+        )
+    finally:
+        device.release(arena)
+    alone = updates * updated_bytes(USUAL)
+    return max(alone, updated * alone + copied * 2 / (1 / h2d + 1 / d2h)), notes

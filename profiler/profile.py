@@ -24,7 +24,15 @@ from ssdplan.plans.errors import UsageError
 
 from .contention import Work, measure_beside_updates, measure_contention
 from .device_updates import measure_device_updates
-from .machine import UPDATE_CHUNK, UpdateBench, measure_link, measure_network, measure_update, slower_ranks
+from .machine import (
+    UPDATE_CHUNK,
+    UpdateBench,
+    measure_dram,
+    measure_link,
+    measure_network,
+    measure_update,
+    slower_ranks,
+)
 from .measure import FEWEST, Limits, Progress, portion
 from .model import measure_model
 from .parts import Blank, Device, MakeDeviceUpdate, MakeLayers, MakeMicroBatch, Model, Perturb, Ranks, Weights
@@ -153,6 +161,12 @@ def profile(
             make_device_update, device, precision, Limits(limits.update_seconds), portion(progress, 0.4, 0.4)
         )
         notes += remarks
+    dram: float | None = None
+    if device.kind != "cpu":
+        rates = (updates.fp32.rate, h2d.rate, d2h.rate)
+        bench, time_limit = UpdateBench(precision, threads, memory.available), Limits(limits.update_seconds)
+        dram, remarks = measure_dram(bench, device, rates, time_limit, portion(progress, 0.4, 0.4))
+        notes += remarks
     passes: Passes | None = None
     over_masters: Passes | None = None
     if perturb:
@@ -259,6 +273,7 @@ def profile(
             pending_rate_host=host_rate,
             rows_bandwidth=rows_bandwidth,
             device_update_rate=device_rate,
+            dram_bandwidth=dram,
             compute_beside_updates=together[0],
             updates_beside_compute=together[1],
             update_threads=threads,

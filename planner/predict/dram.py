@@ -7,18 +7,9 @@ alike.
 from collections.abc import Sequence
 
 from ssdplan.plans.documents.profile import Machine
-from ssdplan.plans.documents.rates import rows_rates, update_rate
-from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, USUAL, OptimizerFormats
+from ssdplan.plans.documents.rates import rows_rates, update_rate, updated_bytes
+from ssdplan.plans.documents.state_layout import USUAL
 from ssdplan.plans.graph.ops import Op, Perturb, TakeRows, Update
-
-COPY_BYTES = 2
-"""Of an element's parameters that an update leaves, in half precision."""
-
-
-def updated_bytes(formats: OptimizerFormats) -> float:
-    """Bytes that the fused update moves an element: it reads master, two moments and gradient, and writes all but the
-    gradient, and the copy that compute uses, which it may read too."""
-    return 2 * formats.mean_bytes + GRADIENT_BYTES + COPY_BYTES * (2 if formats.takes_copy else 1)
 
 
 def host_moves(machine: Machine, ops: Sequence[Op]) -> float:

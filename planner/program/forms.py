@@ -14,10 +14,9 @@ from ssdplan.plans.documents.profile import (
     Model,
     Rung,
 )
-from ssdplan.plans.documents.rates import device_update_rate, perturb_seconds, rows_rates, update_rate
+from ssdplan.plans.documents.rates import device_update_rate, perturb_seconds, rows_rates, update_rate, updated_bytes
 from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, OptimizerFormats, checkpoint_bytes
 
-from ..predict.dram import updated_bytes
 from ..predict.drive import combined_frontier, hull_edges, io_cores, unsummed_io_cores
 from . import saved, zeroth_order
 from .horizontal import HORIZONTAL

@@ -1,14 +1,25 @@
 """Rates: how fast a machine updates, and makes zeroth-order passes, by the figures of its profile.
 
-Owns which of a machine's figures counts for which formats, and what counts where nobody measured one.
+Owns which of a machine's figures counts for which formats, what counts where nobody measured one, and how many bytes an
+update moves.
 """
 
 from .profile import Machine
-from .state_layout import OptimizerFormats
+from .state_layout import GRADIENT_BYTES, OptimizerFormats
 
 NORM_SHARE = 1 / 8
 """Of the seconds of updates on the device, what the norm of their gradient takes before them: four of the bytes that
 both move, of about 34."""
+
+
+COPY_BYTES = 2
+"""Of an element's parameters that an update leaves, in half precision."""
+
+
+def updated_bytes(formats: OptimizerFormats) -> float:
+    """Bytes that the fused update moves an element: it reads master, two moments and gradient, and writes all but the
+    gradient, and the copy that compute uses, which it may read too."""
+    return 2 * formats.mean_bytes + GRADIENT_BYTES + COPY_BYTES * (2 if formats.takes_copy else 1)
 
 
 def update_rate(machine: Machine, formats: OptimizerFormats) -> float:

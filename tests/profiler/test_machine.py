@@ -9,9 +9,10 @@ import pytest
 
 from ssdplan.native import adamw_statistics, adamw_summed
 from ssdplan.native.process import host_memory
+from ssdplan.plans.documents.rates import updated_bytes
 from ssdplan.plans.documents.state_layout import USUAL, Precision
 from ssdplan.profiler import machine
-from ssdplan.profiler.machine import UpdateBench, Updates, measure_link, measure_update
+from ssdplan.profiler.machine import UPDATE_CHUNK, UpdateBench, Updates, measure_dram, measure_link, measure_update
 from ssdplan.profiler.measure import Limits, Measurement
 from ssdplan.profiler.processor import cores, cpu_name
 from tests.profiler.made import MadeDevice
@@ -166,3 +167,38 @@ def test_what_checksums_take_in_passing_is_the_difference() -> None:
 def test_little_memory_is_enough_for_the_rate_of_updates() -> None:
     figures, _ = measure_update(UpdateBench("bf16", 1, 100 << 20), Limits(seconds=0.2), silent)
     assert all(figure.rate > 1e6 for figure in (figures.fp32, figures.bf16, figures.summed))
+
+
+class SharedMemory(MadeDevice):
+    """Updates and copies of one DRAM, each of which slows the other. It is an `UpdateBench` too."""
+
+    count = UPDATE_CHUNK
+
+    def __init__(self, copied: float, updated: float) -> None:
+        self.time = MadeTime()
+        super().__init__(h2d=20e9, d2h=10e9, sleep=self._copy)
+        self.kept = {"copies": copied, "updates": updated}
+        self.running = {"copies": 0, "updates": 0}
+
+    def _run(self, what: str, other: str, seconds: float) -> float:
+        self.running[what] += 1
+        self.time.sleep(seconds / (self.kept[what] if self.running[other] else 1.0))
+        self.running[what] -= 1
+        return seconds
+
+    def _copy(self, seconds: float) -> None:
+        self._run("copies", "updates", seconds)
+
+    def seconds_of_a_chunk(self, first: int, states: str, *, summed: bool) -> float:
+        assert (first, states, summed) == (0, "fp32", False)
+        return self._run("updates", "copies", UPDATE_CHUNK / 1e9)
+
+
+@pytest.mark.parametrize(("copied", "updated"), [(0.5, 0.8), (1.0, 1.0), (0.3, 0.2)])
+def test_dram_is_what_updates_and_copies_move_beside_each_other(copied: float, updated: float) -> None:
+    shared: Any = SharedMemory(copied, updated)
+    limits = Limits(seconds=20.0, least=3, most=5)
+    found, notes = measure_dram(shared, shared, (1e9, 20e9, 10e9), limits, silent, clock=shared.time)
+    alone = 1e9 * updated_bytes(USUAL)
+    assert found == pytest.approx(max(alone, updated * alone + copied * 2 / (1 / 20e9 + 1 / 10e9)), rel=0.05)
+    assert not notes and len(shared.released) == 1

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdplan.planner.catalogue.whatif import WhatIf, estimate
-from ssdplan.planner.predict.dram import updated_bytes
 from ssdplan.planner.predict.simulator import simulate
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve_and_build
 from ssdplan.plans.documents.profile import Machine, Network
+from ssdplan.plans.documents.rates import updated_bytes
 from ssdplan.plans.documents.state_layout import USUAL
 from ssdplan.plans.graph.collectives import Exchange
 from ssdplan.plans.graph.ops import Backward, Forward, Graph, Op, Region, Transfer, Update
