@@ -142,8 +142,8 @@ def _by_layers(work: Path, model: StreamedModel, steps: Sequence[MicroBatch], pr
     for index, master in enumerate(masters):
         weights.read(index, master)
     views = {
-        tensor.name: (master, slice(tensor.offset, tensor.offset + tensor.elements), tensor.shape, state.frozen)
-        for state, master in zip(model.states, masters, strict=True)
+        tensor.name: (master, slice(tensor.offset, tensor.offset + tensor.elements), dtype, state.frozen)
+        for state, master, dtype in zip(model.states, masters, model.dtypes, strict=True)
         for tensor in state.tensors
     }
     leaves = {name: master[place].clone() for name, (master, place, _, frozen) in views.items() if not frozen}
@@ -161,7 +161,7 @@ def _by_layers(work: Path, model: StreamedModel, steps: Sequence[MicroBatch], pr
         update.step()
         for name, leaf in leaves.items():
             views[name][0][views[name][1]] = leaf
-    own = [(name, master[place].to(model.dtype)) for name, (master, place, *_) in views.items()]
+    own = [(name, master[place].to(dtype)) for name, (master, place, dtype, _) in views.items()]
     form, out = SavedForm(model), work / f"{model.name}-{precision}"
     tensors = form.tensors([*own, *model.persistent_buffers.items()])
     export_model(out, source=model.path, entries=form.entries(saved_entries(model)), tensors=tensors, files=form.files)
@@ -177,7 +177,7 @@ def _step(
     hidden = [torch.empty(elements, dtype=model.dtype) for _ in range(head)]
 
     def streamed(layer: int) -> list[torch.Tensor]:
-        return [masters[index].to(model.dtype) for index in model.layers[layer].states]
+        return [masters[index].to(model.dtypes[index]) for index in model.layers[layer].states]
 
     for layer in range(head):
         layers.forward(layer, 0, streamed(layer), hidden[layer - 1] if layer else None, hidden[layer])

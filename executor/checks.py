@@ -124,8 +124,8 @@ def look_ahead(
     watch: Watch,
 ) -> None:
     """What would only come to light at the end of the run: no space for the model, another drive than the plan's."""
-    element = DTYPES[plan.decision.precision].itemsize
-    sizes = [element * tensor.elements for state in model.states for tensor in state.tensors]
+    states = zip(model.states, model.dtypes, strict=True)
+    sizes = [dtype.itemsize * tensor.elements for state, dtype in states for tensor in state.tensors]
     needed = sum(sizes)
     limit, file_bytes = file_size_limit(), max(min(needed, MAX_SHARD_BYTES), *sizes)
     if limit is not None and limit < file_bytes:

@@ -270,7 +270,7 @@ def _session(
     """Memory and loaded states; all of it closed again, whatever happens, but the store, which is the caller's. `held`:
     the states are in the store, but for what is frozen, which the model's own files have. `kept`: where they are
     instead of in the model's files."""
-    dtype, sharing = DTYPES[plan.decision.precision], ranks if plan.decision.shares > 1 else ALONE
+    sharing = ranks if plan.decision.shares > 1 else ALONE
     dtypes = [DTYPES[plan.decision.parameters_of(state).name] for state in model.states]
     with contextlib.ExitStack() as stack:
         device.keep_to(plan.decision.device_budget_bytes)
@@ -288,7 +288,7 @@ def _session(
         states = States(model, schedule, memory, store, dtypes, sharing)
         if held:
             words = "moving states to where the plan keeps them"
-            settle(Holding(schedule, memory, store), records, dtype, lambda share: watch.loading(share, words))
+            settle(Holding(schedule, memory, store), records, dtypes, lambda share: watch.loading(share, words))
         if from_checkpoint := model.frozen_states if held else range(len(model.states)):
             weights = kept.open(model) if kept else Weights(model)
             states.load(weights, from_checkpoint, watch.loading)

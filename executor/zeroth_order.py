@@ -76,7 +76,7 @@ def require_perturbed(model: StreamedModel, recipe: Recipe) -> None:
         (number for number in range(len(model.states)) if not model.states[number].frozen),
         key=lambda number: model.states[number].elements,
     )
-    sample = torch.empty(min(SAMPLED, model.states[index].elements), dtype=model.dtype)
+    sample = torch.empty(min(SAMPLED, model.states[index].elements), dtype=model.dtypes[index])
     with contextlib.closing(Weights(model)) as weights:
         weights.read(index, sample, 0)
     lost = float((sample + optimizer.eps == sample).float().mean())

@@ -117,8 +117,11 @@ class Bench:
         self._shares = sequence_length > 1 and model.keeps_apart(sequence_length)
         self._head = len(model.layers) - 1
         self._largest = max(sizes) * sequence_length * model.hidden_size
-        elements = max(sum(model.states[state].elements for state in layer.states) for layer in model.layers)
-        self._flat_weights = device.allocate(elements * model.dtype.itemsize).view(model.dtype)
+        self._weight_bytes = [
+            state.elements * dtype.itemsize for state, dtype in zip(model.states, model.dtypes, strict=True)
+        ]
+        most = max(sum(self._weight_bytes[state] for state in layer.states) for layer in model.layers)
+        self._flat_weights = device.allocate(most)
         trained = [model.trained(layer) for layer in range(len(model.layers))]
         elements = max(sum(model.states[state].elements for state in states) for states in trained)
         self._flat_gradients = device.allocate(elements * GRADIENT_BYTES).view(torch.float32).zero_()
@@ -191,12 +194,12 @@ class Bench:
         self._layer_weights, self._layer_gradients = [], []
         start = 0
         for state in self._model.layers[layer].states:
-            stop = start + self._model.states[state].elements
-            place = self._flat_weights[start:stop]
+            stop = start + self._weight_bytes[state]
+            place = self._flat_weights[start:stop].view(self._model.dtypes[state])
             if self._device.kind == "cpu":
                 self._weights.read(state, place)
             else:
-                staged = torch.empty(stop - start, dtype=self._model.dtype)
+                staged = torch.empty_like(place, device="cpu")
                 self._weights.read(state, staged)
                 self._device.copy_h2d(place.view(torch.uint8), staged.view(torch.uint8))
             self._layer_weights.append(place)

@@ -7,7 +7,7 @@ does; the cli hands it in, as the profiler never imports the executor.
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
@@ -46,6 +46,8 @@ class StateSpec(Protocol):
     def tensors(self) -> Sequence[TensorSpec]: ...
     @property
     def frozen(self) -> bool: ...
+    @property
+    def precision(self) -> Literal["fp32"] | None: ...
 
 
 class LayerSpec(Protocol):
@@ -76,6 +78,8 @@ class Model(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def dtype(self) -> torch.dtype: ...
+    @property
+    def dtypes(self) -> Sequence[torch.dtype]: ...
     @property
     def head_is_position_wise(self) -> bool: ...
     def keeps_apart(self, sequence_length: int, /) -> bool: ...

@@ -46,8 +46,9 @@ DTYPES = {dtype: precision for precision, dtype in FORMATS.items()}
 
 STEAL_WORTH_A_NOTE = 0.02
 """Of the processors' time."""
-FROZEN, FORWARD = ".frozen", ".forward"
-"""How the names of classes of frozen states end: of those that a backward uses, and of those that none does."""
+FP32, FROZEN, FORWARD = ".fp32", ".frozen", ".forward"
+"""How the names of classes of states end: of those in fp32 where others are not; of frozen ones that a backward uses,
+and of those that none does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def profile(
     if chunk is None:
         notes.append(f"{model.name}: its head is not position-wise, so all logits of a micro-batch are made at once")
     measured_volumes = []
-    store_bytes = training_bytes(model.states, ELEMENT_BYTES[precision]) // len(volumes)  # at most, about
+    store_bytes = training_bytes(model.states, precision) // len(volumes)  # at most, about
     reach = max(store_bytes, MOST_WRITTEN)
     for index, directory in enumerate(volumes):
         part = portion(progress, 0.3 * index / len(volumes), 0.3 * (index + 1) / len(volumes))
@@ -298,6 +299,7 @@ def profile(
                     state_class=state_class,
                     elements=state.elements,
                     frozen=state.frozen,
+                    precision=state.precision,
                     table=table[1] if table and table[0] == index else None,
                 )
                 for index, (state, state_class) in enumerate(zip(model.states, state_classes(model), strict=True))
@@ -333,7 +335,7 @@ def _process_bytes() -> int:
 def state_classes(model: Model) -> list[str]:
     """For each state the class that shares a placement: `embedding`, `head`, `tied` for what both use, and for a
     block's states its layer class. Of frozen states those are told apart that a backward uses (`.frozen`) and those
-    that only forwards use (`.forward`)."""
+    that only forwards use (`.forward`). Those that are kept in fp32, and others are not, have classes of their own."""
     last = len(model.layers) - 1
     classes = []
     for state, spec in enumerate(model.states):
@@ -348,8 +350,10 @@ def state_classes(model: Model) -> list[str]:
             case _:
                 assert users == [0, last], f"state {spec.name} belongs to layers {users}"
                 name = "tied"
+        if spec.frozen or spec.precision:
+            name = name.removesuffix(FROZEN) + (FP32 if spec.precision else "")
         if spec.frozen:
-            name = name.removesuffix(FROZEN) + (FROZEN if users[-1] >= model.first_trained else FORWARD)
+            name += FROZEN if users[-1] >= model.first_trained else FORWARD
         classes.append(name)
     return classes
 

@@ -29,8 +29,8 @@ class AdamW:
     int8_moments: bool = False
     """Both moments go through `eight_bits.rounded` after each update."""
     masters: str = "fp32"
-    """none: they are rounded to bf16 after each update. residual: the model's bf16 copies are rounded with ties away
-    from zero."""
+    """none: they are rounded to the model's copies after each update. residual: its bf16 copies are rounded with ties
+    away from zero. Copies that the model keeps in fp32 are never rounded."""
     rates: tuple[float, ...] = ()
     """The learning rate of each update, instead of `lr`."""
     decay_all: bool = True
@@ -139,7 +139,8 @@ def train(
     for micro_batches in steps:
         with torch.no_grad():
             for name, parameter in parameters.items():
-                parameter.copy_(ties_away(masters[name]) if optimizer.masters == "residual" else masters[name])
+                away = optimizer.masters == "residual" and parameter.dtype == torch.bfloat16
+                parameter.copy_(ties_away(masters[name]) if away else masters[name])
         update.zero_grad()
         for group in update.param_groups if optimizer.rates else ():
             group["lr"] = optimizer.rates[updates]
@@ -179,7 +180,7 @@ def train(
                     states[moment].copy_(eight_bits.rounded(states[moment], signed=moment == "exp_avg"))
         if optimizer.masters == "none":
             with torch.no_grad():
-                for master in masters.values():
-                    master.copy_(master.bfloat16())
+                for name, master in masters.items():
+                    master.copy_(master.to(parameters[name].dtype))
         losses.append(total)
     return losses, {name: master.detach() for name, master in masters.items()}

@@ -53,16 +53,15 @@ class Snapshotted:
         return scratch[: region.nbytes]
 
 
-def tensors_of(
-    shares: Sequence[Snapshotted], model: StreamedModel, dtype: torch.dtype
-) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors_of(shares: Sequence[Snapshotted], model: StreamedModel) -> Iterator[tuple[str, torch.Tensor]]:
     """As `States.tensors` of the run: (name, piece) of all that the model saves, one home of them at a time. Masters
-    are rounded to `dtype`, and so is what is frozen, from the model's own files. `shares`: of all ranks, in order. A
-    piece is gone when the next is asked for."""
+    are rounded to what compute takes, and so is what is frozen, from the model's own files. `shares`: of all ranks, in
+    order. A piece is gone when the next is asked for."""
     weights = Weights(model) if model.frozen_states else None
     homes = [home for share in shares for home in share.schedule.homes]
     scratch = _scratch(max(max(optimizer_bytes_of(home), home.parameters.nbytes) for home in homes))
     for share, home in _in_order(shares):
+        dtype = model.dtypes[home.state]
         if home.optimizer is None:
             assert weights is not None
             values = scratch[: home.parameters.nbytes].view(dtype)
@@ -114,10 +113,10 @@ def carry_over(
         progress(done / total / 2, "moving states to another plan's store")
 
 
-def settle(target: Holding, records: Records, dtype: torch.dtype, progress: Callable[[float], None]) -> None:
+def settle(target: Holding, records: Records, dtypes: Sequence[torch.dtype], progress: Callable[[float], None]) -> None:
     """Bring home what `carry_over` wrote to `target`'s store, or its last snapshot: what is durable to where it lives
-    in memory, and parameters that are not, in `dtype`, from their masters; nothing of what is frozen. Takes the longest
-    home in host memory."""
+    in memory, and parameters that are not, in `dtypes` by state, from their masters; nothing of what is frozen. Takes
+    the longest home in host memory."""
     places = records.places(target.schedule)
     homes = [home for home in target.schedule.homes if home.optimizer]
     scratch = _scratch(max((optimizer_bytes_of(home) + home.parameters.nbytes for home in homes), default=PAGE))
@@ -133,7 +132,7 @@ def settle(target: Holding, records: Records, dtype: torch.dtype, progress: Call
         if not home.formats.takes_copy:
             states, rest = scratch[: home.optimizer.nbytes], scratch[home.optimizer.nbytes :]
             parameters = rest[: home.parameters.nbytes]
-            parameters.view(dtype).copy_(masters_of(home, states))
+            parameters.view(dtypes[home.state]).copy_(masters_of(home, states))
             target.put(home.parameters, parameters)
         done += home.elements
         progress(done / total)

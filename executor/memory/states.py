@@ -110,16 +110,16 @@ class States:
 
     def tensors(self, *, rounded: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, piece) of all that the model saves, of all ranks, in `entries` order: a tensor's elements in order,
-        flat, one home of them at a time, `rounded` to the model's dtype or as they are. A piece is gone when the next
+        flat, one home of them at a time, `rounded` to what compute takes or as they are. A piece is gone when the next
         is asked for."""
         scratch = self._scratch()
         for index, state in enumerate(self._model.states):
             mine = (self._holding.get(home.parameters, scratch) for home in self._homes.get(index, ()))
             start = 0
             for piece in self._ranks.from_each(mine):
-                parameters = piece.view(self._dtypes[index])
+                parameters, computed = piece.view(self._dtypes[index]), self._model.dtypes[index]
                 stop = start + parameters.numel()
-                yield from pieces(state, start, stop, parameters.to(self._model.dtype) if rounded else parameters)
+                yield from pieces(state, start, stop, parameters.to(computed) if rounded else parameters)
                 start = stop
         yield from self._model.persistent_buffers.items()
 
@@ -165,9 +165,9 @@ def pieces(state: StateSpec, first: int, end: int, values: torch.Tensor) -> Iter
 
 
 def saved_entries(model: StreamedModel, dtypes: Sequence[torch.dtype] | None = None) -> list[TensorEntry]:
-    """All that a model saves: parameters in the order of states, in the `dtypes` of these or else in the model's, then
-    its buffers."""
-    of_states = dtypes or (model.dtype,) * len(model.states)
+    """All that a model saves: parameters in the order of states, in the `dtypes` of these or else in those that compute
+    takes, then its buffers."""
+    of_states = dtypes or model.dtypes
     parameters = [
         TensorEntry(tensor.name, tensor.shape, dtype)
         for state, dtype in zip(model.states, of_states, strict=True)

@@ -150,8 +150,8 @@ class Head:
         """
         last = len(self._blocks) - 1
         zeros = {
-            name: torch.zeros((), dtype=self._model.dtype, device=self._device).expand(shape)
-            for name, shape in self._embedding_shapes().items()
+            name: torch.zeros((), dtype=dtype, device=self._device).expand(shape)
+            for name, (shape, dtype) in self._embedding_shapes().items()
             if name not in parameters
         }
 
@@ -177,9 +177,11 @@ class Head:
         if self._device.type == "cpu":
             process.give_back()
 
-    def _embedding_shapes(self) -> dict[str, tuple[int, ...]]:
-        states = [self._model.states[index] for index in self._model.layers[0].states]
-        return {tensor.name: tensor.shape for state in states for tensor in state.tensors}
+    def _embedding_shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Of each of the embedding's parameters, and its dtype."""
+        model = self._model
+        states = [(model.states[index], model.dtypes[index]) for index in model.layers[0].states]
+        return {tensor.name: (tensor.shape, dtype) for state, dtype in states for tensor in state.tensors}
 
 
 def _next_tokens(labels: torch.Tensor, chunk: _Chunk) -> torch.Tensor:

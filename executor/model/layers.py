@@ -45,7 +45,7 @@ class Layers:
     """The layers of an opened model on one device, for one step at a time.
 
     Layer numbers are the model's `layers`: 0 the embedding, then the blocks, then the head. `weights` are 1-D tensors
-    of the model's dtype, one for each of the layer's states, at least as long. `hidden` and the inter-layer gradients
+    of the states' dtypes, one for each of the layer's states, at least as long. `hidden` and the inter-layer gradients
     are 1-D tensors of the model's dtype whose first b * s * hidden_size elements are a [b, s, hidden_size] array.
     Every forward and backward seeds torch's generators from (seed, step, layer, micro-batch): dropout is the same in
     a forward and its recomputation, in any order of execution. One call at a time: a call swaps entries of the
@@ -71,6 +71,7 @@ class Layers:
         self.head = Head(model, device, head_chunk_tokens)
         self.saved_blocks = SavedBlocks(rungs)
         self._model, self._device, self._seed = model, device, seed
+        self._dtypes = model.dtypes
         self._generators = generators(device)
         self._last, self._lowest = len(model.layers) - 1, model.first_trained
         self._blocks = model.blocks
@@ -345,7 +346,7 @@ class Layers:
             if rows and index == rows.state:
                 parameters[rows.name] = rows.parameter(flat)
                 continue
-            assert flat.dtype == self._model.dtype and flat.numel() >= self._model.states[index].elements
+            assert flat.dtype == self._dtypes[index] and flat.numel() >= self._model.states[index].elements
             for tensor in self._model.states[index].tensors:
                 view = flat.data[tensor.offset : tensor.offset + tensor.elements].view(tensor.shape)
                 parameters[tensor.name] = view.requires_grad_(training and not self._model.states[index].frozen)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
+from typing import Any, Literal
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map_only, treespec_dumps
@@ -20,6 +21,8 @@ from .inspection.inspection import Anatomy
 
 FROZEN = ".frozen"
 """How the name of a frozen state ends, and that of a class of frozen blocks."""
+FP32 = ".fp32"
+"""What follows a state's name where it is kept in fp32 and others are not."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +45,21 @@ class TensorSpec:
 class StateSpec:
     """Tensors that are stored and moved as one flat array of `elements`, as `plans/documents/state_layout.py` has it.
 
-    `frozen`: they are not trained; the name says so too.
+    `frozen`: they are not trained. `precision`: fp32 where the model keeps them so and others not, else None. The name
+    says both too.
     """
 
     name: str
     elements: int
     tensors: tuple[TensorSpec, ...]
     frozen: bool = False
+    precision: Literal["fp32"] | None = None
 
 
 @dataclass(frozen=True)
 class LayerSpec:
     """A unit of streaming; `states` index the model's states, its own first, then the tied one; each is trained whole
-    or frozen whole, so there may be two of a kind."""
+    or frozen whole, and of one precision, so there may be four of a kind."""
 
     name: str
     layer_class: str
@@ -62,22 +67,25 @@ class LayerSpec:
 
 
 def lay_out(
-    module: PreTrainedModel, anatomy: Anatomy, frozen: frozenset[str]
+    module: PreTrainedModel, anatomy: Anatomy, frozen: frozenset[str], dtype: torch.dtype
 ) -> tuple[tuple[LayerSpec, ...], tuple[StateSpec, ...]]:
-    """The layers of a model, and the states of their parameters: one a layer, or two where some of them are `frozen`
-    and some are not. Parameters that the model never uses are in none."""
-    used = ((name, each) for name, each in module.named_parameters() if name not in anatomy.unused)
+    """The layers of a model of `dtype`, and the states of their parameters: one a layer, or more where some of them are
+    `frozen`, or in fp32, and some are not. Parameters that the model never uses are in none."""
+    used = [(name, each) for name, each in module.named_parameters() if name not in anatomy.unused]
     shapes = {name: tuple(parameter.shape) for name, parameter in used}
+    wide = {name for name, parameter in used if parameter.dtype != dtype}
     tied = anatomy.before & anatomy.after
     states: list[StateSpec] = []
 
     def state(name: str, members: Iterable[str]) -> tuple[int, ...]:
         mine = set(members)
         first = len(states)
-        for some, is_frozen in ((mine - frozen, False), (mine & frozen, True)):
+        for is_frozen, is_wide in product((False, True), repeat=2):
+            some = (mine & frozen if is_frozen else mine - frozen) & (wide if is_wide else shapes.keys() - wide)
             named = [(member, shapes[member]) for member in shapes if member in some]
             if named:
-                states.append(_state(f"{name}{FROZEN}" if is_frozen else name, named, is_frozen))
+                whole = f"{name}{FP32 if is_wide else ''}{FROZEN if is_frozen else ''}"
+                states.append(_state(whole, named, is_frozen, "fp32" if is_wide else None))
         return tuple(range(first, len(states)))
 
     embedding = state("embedding", anatomy.before - tied)
@@ -94,13 +102,15 @@ def lay_out(
     return tuple(layers), tuple(states)
 
 
-def _state(name: str, members: list[tuple[str, tuple[int, ...]]], frozen: bool) -> StateSpec:
+def _state(
+    name: str, members: list[tuple[str, tuple[int, ...]]], frozen: bool, precision: Literal["fp32"] | None
+) -> StateSpec:
     tensors: list[TensorSpec] = []
     offset = 0
     for member, shape in members:
         tensors.append(TensorSpec(member, shape, offset))
         offset = _round_up(offset + tensors[-1].elements, TENSOR_ALIGNMENT)
-    return StateSpec(name, _round_up(offset, GRAIN), tuple(tensors), frozen)
+    return StateSpec(name, _round_up(offset, GRAIN), tuple(tensors), frozen, precision)
 
 
 def _round_up(value: int, multiple: int) -> int:
@@ -120,7 +130,7 @@ def _block_classes(module: PreTrainedModel, anatomy: Anatomy, frozen: frozenset[
             break
     keys = []
     for block, kind, call in zip(blocks, kinds, anatomy.calls, strict=True):
-        shapes = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
+        shapes = tuple((name, tuple(p.shape), p.dtype) for name, p in block.named_parameters())
         leaves, structure = tree_flatten(
             tree_map_only(torch.Tensor, lambda t: f"{t.dtype}{list(t.shape)}", (call.args, call.kwargs))
         )

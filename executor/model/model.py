@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,11 @@ class StreamedModel:
     """Whether its config.json asks for that; here it is off."""
 
     @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """Of each state, the dtype of its parameters as compute takes them."""
+        return tuple(torch.float32 if state.precision == "fp32" else self.dtype for state in self.states)
+
+    @property
     def frozen_states(self) -> tuple[int, ...]:
         """Indices of the states that are not trained."""
         return tuple(index for index, state in enumerate(self.states) if state.frozen)
@@ -149,8 +154,14 @@ class StreamedModel:
             f"{self.name}: config.json asks for gradient checkpointing, which is off here: the plan decides what "
             "backward recomputes, to the same numbers",
         )
+        wide = [tensor for state in self.states if state.precision for tensor in state.tensors]
+        kept = (
+            f"{self.name}: {_kinds(tensor.name for tensor in wide)} stay in fp32, as transformers keeps them; "
+            f"they take {2 * sum(tensor.elements for tensor in wide):,} bytes more than in half precision",
+        )
         return (
             *(told if self.checkpoints_itself else ()),
+            *(kept if wide else ()),
             *self._remarks_on_the_untrained(),
             *self._remarks_on_rows(sequence_length),
         )
@@ -162,10 +173,8 @@ class StreamedModel:
             (self.anatomy.untrained, "the model itself gives no gradient"),
         ):
             if names:
-                kinds = list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in sorted(names)))
-                more = f" and {len(kinds) - _NAMED} more kinds" if len(kinds) > _NAMED else ""
                 yield (
-                    f"{self.name}: {', '.join(kinds[:_NAMED])}{more}, which {why}, stay as they are, as in plain "
+                    f"{self.name}: {_kinds(sorted(names))}, which {why}, stay as they are, as in plain "
                     "PyTorch, and are exported unchanged"
                 )
 
@@ -219,6 +228,13 @@ class StreamedModel:
         return _persistent_buffers(self.module)
 
 
+def _kinds(names: Iterable[str]) -> str:
+    """In words, the kinds of parameters that there are among `names`."""
+    kinds = list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in names))
+    more = f" and {len(kinds) - _NAMED} more kinds" if len(kinds) > _NAMED else ""
+    return f"{', '.join(kinds[:_NAMED])}{more}"
+
+
 def open_model(
     path: Path, dtype: torch.dtype, *, freeze: Sequence[str] = (), allow_unused_weights: bool = False
 ) -> StreamedModel:
@@ -242,7 +258,7 @@ def open_model(
         anatomy = inspect(module)
     _load_persistent_buffers(module, path, dtype)
     frozen = frozen_parameters(path, module, freeze, anatomy.unused) | anatomy.untrained
-    layers, states = lay_out(module, anatomy, frozen)
+    layers, states = lay_out(module, anatomy, frozen, dtype)
     return StreamedModel(
         path=path,
         name=path.resolve().name,
@@ -340,12 +356,9 @@ def _build(path: Path, config: PretrainedConfig, dtype: torch.dtype) -> tuple[Pr
     # of other precision than those that its constructor computes. As there, parameters are said to have their values.
     zeroed = initialise(module)
     module.config.use_cache = False
-    kept = sorted(in_fp32(module, (name for name, _ in module.named_parameters()), dtype))
-    if kept:
-        more = f" and {len(kept) - 1} more" if len(kept) > 1 else ""
-        Refusal(module)(
-            f"it keeps {kept[0]}{more} in fp32, and other parameters in {str(dtype)[6:]}; use --precision fp32"
-        )
+    parameters: dict[str, Any] = dict(module.named_parameters())
+    for name in in_fp32(module, parameters, dtype):
+        parameters[name].data = parameters[name].data.float()
     return module, zeroed
 
 

@@ -72,10 +72,10 @@ def _never_used(model: StreamedModel, inputs: Inputs) -> dict[str, torch.Tensor]
     which device they are. Whatever were made of them would be no number, and so be noticed."""
     if not model.anatomy.unused:
         return {}
-    nothing = torch.full((), torch.nan, dtype=model.dtype, device=inputs.input_ids.device)
+    nothing = torch.full((), torch.nan, device=inputs.input_ids.device)
     inside = f"{model.anatomy.blocks_path}."
     return {
-        name: nothing.expand(parameter.shape)
+        name: nothing.to(parameter.dtype).expand(parameter.shape)
         for name, parameter in model.module.named_parameters()
         if name in model.anatomy.unused and not name.startswith(inside)
     }

@@ -124,7 +124,7 @@ class Operations:
         self._spared: tuple[tuple[Span, ...], ...] = ((),) * len(model.states) if decay_all else spared_spans(model)
         self._lasting = frozenset[str]() if decay_all else spared_parameters(model.module)
         """The names of the tensors that do not decay."""
-        self._dtypes = tuple(dtypes) or (model.dtype,) * len(model.states)
+        self._dtypes, self._computed = tuple(dtypes) or model.dtypes, model.dtypes
         self._pass: Pass | None = None
         self._clip_grad_norm = clip_grad_norm
         self._prompt: _Settings | None = None
@@ -304,7 +304,7 @@ class Operations:
             self._memory.view(op.optimizer),
             op.formats,
             gradient,
-            self._memory.view(op.parameters, self._dtype),
+            self._memory.view(op.parameters, self._dtypes[op.state]),
             threads=self._threads,
             statistics=op.final_gradient,
             windows=self._windows(op),
@@ -336,7 +336,7 @@ class Operations:
             self._memory.view(op.optimizer),
             op.formats,
             self._memory.view(op.gradient, torch.float32),
-            self._memory.view(op.parameters, self._dtype),
+            self._memory.view(op.parameters, self._dtypes[op.state]),
             threads=self._threads,
             windows=self._windows(op),
         )
@@ -371,8 +371,12 @@ class Operations:
     def _bind_perturb(self, op: Perturb) -> Action:
         parameters = self._memory.view(op.parameters, self._dtypes[op.state])
         if op.rounded:
-            return partial(_round, parameters, self._memory.view(op.rounded, self._dtype))
-        return partial(self._perturb, op, parameters, self._optional(op.plus), self._optional(op.minus))
+            return partial(_round, parameters, self._memory.view(op.rounded, self._computed[op.state]))
+        plus, minus = (
+            None if region is None else self._memory.view(region, self._computed[op.state])
+            for region in (op.plus, op.minus)
+        )
+        return partial(self._perturb, op, parameters, plus, minus)
 
     def _perturb(
         self, op: Perturb, parameters: torch.Tensor, plus: torch.Tensor | None, minus: torch.Tensor | None
@@ -397,8 +401,14 @@ class Operations:
         assert rows is not None
         return Rows(rows.on_device, rows.row_elements)
 
+    def _weights(self, op: Forward | Backward) -> list[torch.Tensor]:
+        states = self._model.layers[op.layer].states
+        return [
+            self._memory.view(region, self._computed[state]) for region, state in zip(op.weights, states, strict=True)
+        ]
+
     def _bind_forward(self, op: Forward) -> Action:
-        weights = [self._memory.view(region, self._dtype) for region in op.weights]
+        weights = self._weights(op)
         hidden = self._optional(op.hidden)
         out = self._optional(op.out)
         if out is None:
@@ -412,7 +422,7 @@ class Operations:
         return partial(self._compute, ("forward", op.layer_class), work)
 
     def _bind_backward(self, op: Backward) -> Action:
-        weights = [self._memory.view(region, self._dtype) for region in op.weights]
+        weights = self._weights(op)
         gradients = [self._memory.view(region, torch.float32) for region in op.gradients]
         hidden, out_gradient = self._optional(op.hidden), self._optional(op.out_gradient)
         in_gradient = self._optional(op.in_gradient)

@@ -84,7 +84,7 @@ def _stream(kept: Kept, to: Path, source: Path, progress: Progress) -> int:
         )
     with each_of(kept) as each, whole_of(each) as whole:
         total = sum(state.elements for state in model.states)
-        tensors = _told(tensors_of(whole.shares, model, dtype), total, progress)
+        tensors = _told(tensors_of(whole.shares, model), total, progress)
         form = SavedForm(model)
         entries = form.entries(saved_entries(model))
         export_model(to, source=source, entries=entries, tensors=form.tensors(tensors), files=form.files)

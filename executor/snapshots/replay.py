@@ -154,7 +154,7 @@ def _tensors(
     with contextlib.closing(source) as weights:
         for index, state in enumerate(model.states):
             for start in range(0, state.elements, PIECE):
-                dtype = model.dtype if state.frozen else lives
+                dtype = model.dtypes[index] if state.frozen or state.precision else lives
                 values = torch.empty(min(PIECE, state.elements - start), dtype=dtype)
                 weights.read(index, values, start)
                 for tensor in state.tensors:
@@ -177,7 +177,7 @@ def _tensors(
                             threads=threads,
                             first=first,
                         )
-                    yield tensor.name, piece.to(model.dtype)
+                    yield tensor.name, piece.to(model.dtypes[index])
                 done += values.numel()
                 progress(done / total, f"replaying {state.name}")
     yield from model.persistent_buffers.items()

@@ -13,14 +13,14 @@ from typing import Literal
 from ssdplan.plans.analysis.sublayers import blocks_with_backward
 from ssdplan.plans.documents.plan import Compared, Decision, Prediction, Recompute, needs_all_gradients
 from ssdplan.plans.documents.profile import PAPER, Model, rungs_to_save_by
-from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, checkpoint_bytes
+from ssdplan.plans.documents.state_layout import checkpoint_bytes, optimizer_bytes, parameters_bytes
 from ssdplan.plans.schedule.shards import Shards
 from ssdplan.plans.units import format_bytes
 
 from ..fit.budgets import UNLIMITED, Candidate, Needs
 from ..fit.fit import Fitter
 from ..fit.found import Branch, Sketch, Solved
-from ..predict.peaks import checkpoint_layers, compute_seconds, device_alone_bytes, trained_elements
+from ..predict.peaks import checkpoint_layers, compute_seconds, device_alone_bytes
 from ..predict.shortened import step_seconds
 from ..program.choices import FixedChoices, KeptShares, Limits
 from ..program.placement import DIGITS
@@ -373,11 +373,11 @@ class _Comparison:
 
     @property
     def _parameter_bytes(self) -> int:
-        return ELEMENT_BYTES[self.model.precision] * sum(state.elements for state in self.model.states)
+        return parameters_bytes(self.model.states, self.model.precision)
 
     @property
     def _optimizer_bytes(self) -> int:
-        return self.fixed.formats.range_bytes(trained_elements(self.model))
+        return optimizer_bytes(self.model.states, self.model.precision, self.fixed.formats)
 
     @property
     def _checkpoint_bytes(self) -> int:

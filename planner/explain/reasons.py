@@ -13,6 +13,7 @@ from ssdplan.plans.documents.profile import Model
 from ssdplan.plans.documents.state_layout import (
     GRADIENT_BYTES,
     checkpoint_bytes,
+    optimizer_bytes,
 )
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.shards import Shards
@@ -21,7 +22,7 @@ from ssdplan.plans.units import format_bytes
 from ..fit.fit import Fitter
 from ..fit.found import Solved
 from ..predict.critical_path import DRAIN, FILL, NO_WORK, SHARED_CORES, loads
-from ..predict.peaks import checkpoint_layers, device_alone_bytes, trained_elements
+from ..predict.peaks import checkpoint_layers, device_alone_bytes
 from ..program.placement import ProgramResult
 from ..program.program import Bound, program_bound, solve_program
 from .alternatives import NO_DELAY
@@ -345,7 +346,7 @@ def _on_host_bytes(plan: Plan) -> float:
         each = decision.parameters_of(state).element_bytes * (there + place.parameters_device * decision.unified_memory)
         if not state.frozen:
             on_host = place.optimizer_prompt_host + place.optimizer_delayed_host
-            updated = decision.formats.mean_bytes * on_host + GRADIENT_BYTES * place.delayed_gradient_host
+            updated = decision.formats_of(state).mean_bytes * on_host + GRADIENT_BYTES * place.delayed_gradient_host
             each += (1.0 - place.optimizer_device) * updated
         total += state.elements * each
     return total
@@ -454,7 +455,7 @@ def _owned(plan: Plan) -> Model:
 def _state_bytes(plan: Plan) -> int:
     model = _owned(plan)
     parameters = sum(plan.decision.parameters_of(state).bytes_of(state.elements) for state in model.states)
-    return parameters + plan.decision.formats.range_bytes(trained_elements(model))
+    return parameters + optimizer_bytes(model.states, model.precision, plan.decision.formats)
 
 
 def _checkpoint_bytes(plan: Plan) -> int:

@@ -76,7 +76,8 @@ class Builder:
         # Every form of a state is cut to whole grains, every activation checkpoint to whole pages.
         states = len(self.model.states) - len(self.short.states)
         each = GRADIENT_BYTES + max(decision.parameters_of(state).element_bytes for state in self.model.states)
-        rounding = states * (decision.formats.range_bytes(GRAIN) + GRAIN * each)
+        largest = max(decision.formats_of(state).range_bytes(GRAIN) for state in self.model.states)
+        rounding = states * (largest + GRAIN * each)
         if 0.0 < decision.checkpoint_host < 1.0:
             rounding += dropped * decision.micro_batches * PAGE
         return Needs(

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from math import inf
 
 from ssdplan.plans.documents.plan import Decision, Recompute
-from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.documents.profile import Machine, Model, State
+from ssdplan.plans.documents.state_layout import precision_of
 from ssdplan.plans.documents.zeroth_order import ZerothOrder, parameter_format
 from ssdplan.plans.units import PAGE
 
@@ -358,8 +358,7 @@ class Fitter:
         if self.fixed.kept is not None or self._spare_on_device(0.0) is None:
             return []
         counts = Counter(state.state_class for state in self.model.states)
-        format_of = partial(parameter_format, self.model.precision, self.fixed.zeroth_order)
-        size = {each.state_class: format_of(frozen=each.frozen).bytes_of(each.elements) for each in self.model.states}
+        size = {each.state_class: self._parameter_bytes(each) for each in self.model.states}
         blocks = {self.model.states[index].state_class for layer in self.model.layers[1:-1] for index in layer.states}
         ends = {name: KeptShares(0.0 if name in blocks else 1.0) for name in counts}
         least = self._sketched(candidate, self._corner(candidate, 0, 0, 0, ends), self.tight)
@@ -375,6 +374,10 @@ class Fitter:
             needs = self._sketched(candidate, self._corner(candidate, 0, 0, 0, whole), self.tight).needs
             most = whole if needs.device <= self.budget.device else most
         return [ends] if most == ends else [ends, most]
+
+    def _parameter_bytes(self, state: State) -> int:
+        precision = precision_of(state, self.model.precision)
+        return parameter_format(precision, self.fixed.zeroth_order, frozen=state.frozen).bytes_of(state.elements)
 
     def _find_leanest(self, candidate: Candidate, kept: Mapping[str, KeptShares] | None) -> Solved:
         few = replace(candidate, micro_batches=min(candidate.micro_batches, max(MEASURED)))

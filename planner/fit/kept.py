@@ -5,7 +5,7 @@ Owns that rounding, and the case of a device that keeps everything.
 
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.documents.rates import device_update_rate
-from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, OptimizerFormats
+from ssdplan.plans.documents.state_layout import OptimizerFormats, formats_in, parameters_bytes, precision_of
 from ssdplan.plans.schedule.shards import Shards
 
 from ..program.choices import FixedChoices, KeptShares
@@ -38,9 +38,9 @@ def everything(model: Model) -> dict[str, KeptShares]:
 
 def states_bytes(model: Model, formats: OptimizerFormats) -> int:
     """What a device that keeps everything has of states alone."""
-    each = ELEMENT_BYTES[model.precision]
-    trained = sum(formats.range_bytes(state.elements) for state in model.states if not state.frozen)
-    return trained + each * sum(state.elements for state in model.states)
+    trained = [(state, formats_in(precision_of(state, model.precision), formats)) for state in model.states]
+    updated = sum(form.range_bytes(state.elements) for state, form in trained if not state.frozen)
+    return updated + parameters_bytes(model.states, model.precision)
 
 
 def may_keep_everything(model: Model, machine: Machine, device_bytes: int, fixed: FixedChoices) -> bool:

@@ -14,14 +14,17 @@ from ssdplan.plans.graph.ops import Op, Perturb, TakeRows, Update
 
 def host_moves(machine: Machine, ops: Sequence[Op]) -> float:
     """Bytes a second through DRAM of what host works at in a graph, at full speed: of updates by gradients those of
-    their states; of the passes over a table that comes by rows, which draw more than they move, its parameters read
-    and written; of rows that are packed, these read and written."""
+    their states, in the format of most; of the passes over a table that comes by rows, which draw more than they move,
+    its parameters read and written; of rows that are packed, these read and written."""
     rates = rows_rates(machine)
     passes = [op for op in ops if isinstance(op, Perturb) and op.on_host]
     if rates and passes:
         return max(2 * op.parameters.nbytes * rates[0] / (op.elements * op.waiting) for op in passes)
     if rates and any(isinstance(op, TakeRows) for op in ops):
         return 2 * rates[1]
-    found = [op.formats for op in ops if isinstance(op, Update) and not op.on_device]
-    formats = found[0] if found else USUAL
+    updated: dict[OptimizerFormats, int] = {}
+    for op in ops:
+        if isinstance(op, Update) and not op.on_device:
+            updated[op.formats] = updated.get(op.formats, 0) + op.elements
+    formats = max(updated, key=lambda form: updated[form], default=USUAL)
     return update_rate(machine, formats) * updated_bytes(formats)

@@ -10,11 +10,12 @@ from types import MappingProxyType
 from ssdplan.plans.documents.plan import Decision, Saved
 from ssdplan.plans.documents.profile import Machine, Model, Rung, Timing, quickest
 from ssdplan.plans.documents.state_layout import (
-    ELEMENT_BYTES,
     FP32,
     GRADIENT_BYTES,
     OptimizerFormats,
     checkpoint_bytes,
+    optimizer_bytes,
+    parameters_bytes,
 )
 from ssdplan.plans.graph.ops import GraphName, Schedule
 from ssdplan.plans.units import whole_pages
@@ -207,9 +208,8 @@ def process_peak_bytes(peaks: Peaks, model: Model, machine: Machine, decision: D
 def device_alone_bytes(model: Model, micro_batch_size: int, formats: OptimizerFormats) -> int:
     """About the least device memory in which a model trains without any offloading: all states, fp32 gradients, and the
     activation checkpoints, context and workspace of one micro-batch at a time, each layer recomputed."""
-    parameters = ELEMENT_BYTES[model.precision] * sum(state.elements for state in model.states)
-    trained = trained_elements(model)
-    updated = formats.range_bytes(trained) + GRADIENT_BYTES * trained
+    parameters = parameters_bytes(model.states, model.precision)
+    updated = optimizer_bytes(model.states, model.precision, formats) + GRADIENT_BYTES * trained_elements(model)
     backwards = {layer.layer_class for layer in model.layers[model.first_trained :]}
     workspace = max(model.timing(name, micro_batch_size).backward_workspace_bytes for name in backwards)
     checkpoints = checkpoint_layers(model) * checkpoint_bytes(model, micro_batch_size)

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from ssdplan.plans.documents.profile import Model
 from ssdplan.plans.documents.state_layout import (
-    ELEMENT_BYTES,
     GRADIENT_BYTES,
     checkpoint_bytes,
 )
@@ -63,13 +62,13 @@ def _forward(model: Model, group: LayerGroup, work: Work) -> Stage:
         layer_class=group.layer_class,
         phase="forward",
         count=work.micro_batches * group.count,
-        read_bytes=_parameters_read(model, group),
+        read_bytes=_parameters_read(group),
         write_bytes=_checkpoint_on_ssd(checkpoint),
         updates={},
-        h2d_bytes=_parameters_uploaded(model, group),
+        h2d_bytes=_parameters_uploaded(group),
         d2h_bytes={CONSTANT: float(checkpoint)},
         compute_seconds={CONSTANT: model.timing(group.layer_class, micro_batch_size).forward_stage_seconds(1)},
-        gathered=_gathered(model, group) if several else {},
+        gathered=_gathered(group) if several else {},
         collectives=len(group.uses) if several else 0,
     )
 
@@ -83,18 +82,17 @@ def _backward(
     first: bool,
     last: bool,
 ) -> Stage:
-    element, optimizer_bytes = ELEMENT_BYTES[model.precision], work.formats.mean_bytes
     micro_batch_size, several, exchanged, added, collectives = work.micro_batch_size, work.ranks > 1, 0.0, 0.0, 0
     checkpoint = checkpoint_bytes(model, micro_batch_size) if group.role == "block" else 0
-    read, write, updates = _parameters_read(model, group), dict[Variable, float](), dict[Variable, float]()
-    h2d, d2h = _parameters_uploaded(model, group), {CONSTANT: 0.0}
+    read, write, updates = _parameters_read(group), dict[Variable, float](), dict[Variable, float]()
+    h2d, d2h = _parameters_uploaded(group), {CONSTANT: 0.0}
     h2d[CONSTANT] += checkpoint
     for variable, nbytes in _checkpoint_on_ssd(checkpoint).items():
         read[variable] = read.get(variable, 0.0) + nbytes
     for use in group.uses:
         if use.frozen:
             continue
-        fractions, size = variables_of(use.state_class), use.elements
+        fractions, size, formats = variables_of(use.state_class), use.elements, work.formats_of(use)
         completed = last and use.own
         d2h[CONSTANT] += GRADIENT_BYTES * (size if completed else use.whole)
         if not first or (use.own and use.shared):  # the head has begun the sum of what it shares
@@ -104,13 +102,13 @@ def _backward(
             added += GRADIENT_BYTES * use.padded
             collectives += 1
             updates[CONSTANT] = updates.get(CONSTANT, 0.0) + size
-            h2d[fractions.device] += element * size  # what an update makes
-            if work.formats.takes_copy:
-                d2h[fractions.device] = d2h.get(fractions.device, 0.0) + element * size
+            h2d[fractions.device] += use.element * size  # what an update makes
+            if formats.takes_copy:
+                d2h[fractions.device] = d2h.get(fractions.device, 0.0) + use.element * size
             for total, variable, each in (
-                (read, fractions.optimizer.prompt_ssd, optimizer_bytes),
-                (write, fractions.optimizer.prompt_ssd, optimizer_bytes),
-                (write, fractions.parameters.prompt_ssd, element),
+                (read, fractions.optimizer.prompt_ssd, formats.mean_bytes),
+                (write, fractions.optimizer.prompt_ssd, formats.mean_bytes),
+                (write, fractions.parameters.prompt_ssd, use.element),
             ):
                 total[variable] = total.get(variable, 0.0) + each * size
     return Stage(
@@ -123,34 +121,34 @@ def _backward(
         h2d_bytes=h2d,
         d2h_bytes=d2h,
         compute_seconds={CONSTANT: model.timing(group.layer_class, micro_batch_size).backward_stage_seconds(1)},
-        gathered=_gathered(model, group) if several else {},
+        gathered=_gathered(group) if several else {},
         exchanged=exchanged if several else 0.0,
         added=added if several else 0.0,
         collectives=len(group.uses) + collectives if several else 0,
     )
 
 
-def _gathered(model: Model, group: LayerGroup) -> dict[Variable, float]:
+def _gathered(group: LayerGroup) -> dict[Variable, float]:
     """Bytes of the other ranks' parameters, for every stage anew."""
-    return {CONSTANT: float(ELEMENT_BYTES[model.precision] * sum(use.others for use in group.uses))}
+    return {CONSTANT: float(sum(use.element * use.others for use in group.uses))}
 
 
-def _parameters_uploaded(model: Model, group: LayerGroup) -> dict[Variable, float]:
+def _parameters_uploaded(group: LayerGroup) -> dict[Variable, float]:
     """All but those that the device keeps."""
     moved = {CONSTANT: 0.0}
     for use in group.uses:
-        nbytes = float(ELEMENT_BYTES[model.precision] * use.elements)
+        nbytes = float(use.element * use.elements)
         device = variables_of(use.state_class).device
         moved[CONSTANT] += nbytes
         moved[device] = moved.get(device, 0.0) - nbytes
     return moved
 
 
-def _parameters_read(model: Model, group: LayerGroup) -> dict[Variable, float]:
+def _parameters_read(group: LayerGroup) -> dict[Variable, float]:
     read: dict[Variable, float] = {}
     for use in group.uses:
         on_ssd = variables_of(use.state_class).parameters.prompt_ssd
-        read[on_ssd] = read.get(on_ssd, 0.0) + ELEMENT_BYTES[model.precision] * use.elements
+        read[on_ssd] = read.get(on_ssd, 0.0) + use.element * use.elements
     return read
 
 

@@ -6,7 +6,7 @@ Owns these records. `traffic.py`, `horizontal.py` and `saved.py` fill them.
 from dataclasses import dataclass, field
 
 from ssdplan.plans.documents.plan import SavedTier, ScheduleName
-from ssdplan.plans.documents.state_layout import USUAL, OptimizerFormats, Precision
+from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, USUAL, OptimizerFormats, Precision, formats_in
 from ssdplan.plans.documents.zeroth_order import ZerothOrder, parameter_format
 
 from .variables import Linear
@@ -37,9 +37,13 @@ class Work:
     ranks: int = 1
     """That train together: all forms are of one of them."""
 
-    def parameter_bytes(self, precision: Precision, *, frozen: bool) -> int:
+    def parameter_bytes(self, use: "Use") -> int:
         """An element of a state's parameters, wherever they live, move and are updated."""
-        return parameter_format(precision, self.zeroth_order, frozen=frozen).element_bytes
+        return parameter_format(use.precision, self.zeroth_order, frozen=use.frozen).element_bytes
+
+    def formats_of(self, use: "Use") -> OptimizerFormats:
+        """Of a state's optimizer states."""
+        return formats_in(use.precision, self.formats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,13 @@ class Use:
     """Elements of all ranks."""
     padded: int
     """The same with the padding behind the last ranks' shares."""
+    precision: Precision
+    """Of its parameters."""
+
+    @property
+    def element(self) -> int:
+        """Bytes of a parameter that compute takes."""
+        return ELEMENT_BYTES[self.precision]
 
     @property
     def others(self) -> int:

@@ -10,9 +10,9 @@ from typing import Any
 
 from ssdplan.plans.documents.profile import Model
 from ssdplan.plans.documents.state_layout import (
-    ELEMENT_BYTES,
     GRADIENT_BYTES,
     checkpoint_bytes,
+    precision_of,
 )
 from ssdplan.plans.schedule.shards import Shards
 
@@ -50,6 +50,7 @@ def layer_groups(model: Model, ranks: int = 1) -> tuple[LayerGroup, ...]:
                     states[index].frozen,
                     states[index].elements,
                     shards.whole(states[index].elements),
+                    precision_of(states[index], model.precision),
                 )
                 for index in layer.states
             ),
@@ -76,16 +77,16 @@ def layer_groups(model: Model, ranks: int = 1) -> tuple[LayerGroup, ...]:
 
 def stages(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> tuple[Stage, ...]:
     """Every kind of stage of a step."""
-    n, each = work.micro_batches, work.formats.mean_bytes
+    n = work.micro_batches
     head = next(group for group in groups if group.role == "head")
     made = []
     for group in groups:
         timing = model.timing(group.layer_class, work.micro_batch_size)
         if group.role != "head":
-            stage = _forward(model, group, head, work, each, timing.forward_stage_seconds(n))
+            stage = _forward(model, group, head, work, timing.forward_stage_seconds(n))
             made.append(saved.saving(stage, group, timing, n))
         if group.backward:
-            stage = _backward(model, group, work, each, timing.backward_stage_seconds(n))
+            stage = _backward(model, group, work, timing.backward_stage_seconds(n))
             made.append(saved.rebuilding(stage, group, timing, n))
     return tuple(made)
 
@@ -102,8 +103,7 @@ def ssd_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> Linea
 
 def _kept_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work, *, on_host: bool) -> Linear:
     """What a tier, host or ssd, keeps of states, delayed gradients and activation checkpoints."""
-    micro_batch_size, n, each = work.micro_batch_size, work.micro_batches, work.formats.mean_bytes
-    element = ELEMENT_BYTES[model.precision]
+    micro_batch_size, n = work.micro_batch_size, work.micro_batches
     total: dict[Variable, float] = {}
     for group in groups:
         for use in group.uses:
@@ -111,11 +111,11 @@ def _kept_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work, *, on_
                 x = variables_of(use.state_class)
                 size = group.count * use.elements
                 for variable in x.parameters.on_host if on_host else x.parameters.on_ssd:
-                    add(total, variable, element * size)
+                    add(total, variable, use.element * size)
                 if use.frozen:
                     continue
                 for variable in x.optimizer.on_host if on_host else x.optimizer.on_ssd:
-                    add(total, variable, each * size)
+                    add(total, variable, work.formats_of(use).mean_bytes * size)
                 add(total, x.gradient_host if on_host else x.gradient_ssd, GRADIENT_BYTES * size)
         if group.role == "block" and group.backward:
             checkpoints = group.count * n * checkpoint_bytes(model, micro_batch_size)
@@ -154,13 +154,13 @@ def device_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> Li
         for use in group.uses:
             if use.own:
                 fractions = variables_of(use.state_class)
-                element = work.parameter_bytes(model.precision, frozen=use.frozen)
+                element = work.parameter_bytes(use)
                 size = group.count * use.elements
                 add(total, fractions.device, element * size)
                 add(total, fractions.turn, element * group.count * use.padded)
                 if not use.frozen:
                     gradient = GRADIENT_BYTES if work.updates_wait else 0
-                    add(total, fractions.updated, (work.formats.mean_bytes + gradient) * size)
+                    add(total, fractions.updated, (work.formats_of(use).mean_bytes + gradient) * size)
         if group.role == "block" and group.backward:
             checkpoints = group.count * kept * checkpoint_bytes(model, work.micro_batch_size)
             add(total, CHECKPOINTS_ON_DEVICE, checkpoints)
@@ -192,10 +192,9 @@ def _forward(
     group: LayerGroup,
     head: LayerGroup,
     work: Work,
-    optimizer_bytes: float,
     compute_seconds: float,
 ) -> Stage:
-    element, n = ELEMENT_BYTES[model.precision], work.micro_batches
+    n = work.micro_batches
     checkpoint = checkpoint_bytes(model, work.micro_batch_size)
     read: dict[Variable, float] = {}
     write: dict[Variable, float] = {}
@@ -206,7 +205,7 @@ def _forward(
     if group.role == "block" and group.backward:
         add(h2d, CHECKPOINTS_ON_DEVICE, -(n - 1) * checkpoint)
     for use in group.uses:
-        fractions, size = variables_of(use.state_class), float(use.elements)
+        fractions, size, element = variables_of(use.state_class), float(use.elements), use.element
         add(read, fractions.parameters.prompt_ssd, element * size)
         add(h2d, CONSTANT, element * size)
         add(h2d, fractions.device, -element * size)
@@ -216,14 +215,15 @@ def _forward(
     if group.head_share:
         delayed += [(use, group.head_share) for use in head.uses if use.updated]
     for use, share in delayed:
-        fractions, size = variables_of(use.state_class), share * use.elements
-        add(read, fractions.optimizer.delayed_ssd, optimizer_bytes * size)
+        fractions, size, element = variables_of(use.state_class), share * use.elements, use.element
+        formats = work.formats_of(use)
+        add(read, fractions.optimizer.delayed_ssd, formats.mean_bytes * size)
         add(read, fractions.gradient_ssd, GRADIENT_BYTES * size)
-        add(write, fractions.optimizer.delayed_ssd, optimizer_bytes * size)
+        add(write, fractions.optimizer.delayed_ssd, formats.mean_bytes * size)
         add(write, fractions.parameters.delayed_ssd, element * size)
         add(h2d, fractions.device_delayed, element * size)
         add(h2d, fractions.updated_delayed, -element * size)
-        if work.formats.takes_copy:  # the update takes what it makes anew
+        if formats.takes_copy:  # the update takes what it makes anew
             add(read, fractions.parameters.delayed_ssd, element * size)
             add(d2h, fractions.device_delayed, element * size)
             add(d2h, fractions.updated_delayed, -element * size)
@@ -251,8 +251,8 @@ def _forward(
     )
 
 
-def _backward(model: Model, group: LayerGroup, work: Work, optimizer_bytes: float, compute_seconds: float) -> Stage:
-    element, n = ELEMENT_BYTES[model.precision], work.micro_batches
+def _backward(model: Model, group: LayerGroup, work: Work, compute_seconds: float) -> Stage:
+    n = work.micro_batches
     checkpoint = checkpoint_bytes(model, work.micro_batch_size)
     read: dict[Variable, float] = {}
     write: dict[Variable, float] = {}
@@ -264,11 +264,12 @@ def _backward(model: Model, group: LayerGroup, work: Work, optimizer_bytes: floa
     h2d: dict[Variable, float] = {CONSTANT: float((n - 1) * checkpoint)}
     d2h: dict[Variable, float] = {CONSTANT: 0.0 if group.lowest else float((n - 1) * checkpoint)}
     for use in group.uses:
-        fractions, size = variables_of(use.state_class), use.elements
+        fractions, size, element = variables_of(use.state_class), use.elements, use.element
+        formats = work.formats_of(use)
         add(read, fractions.parameters.prompt_ssd, element * size)
         if group.role != "head" or not use.own:  # the head's own delayed part comes from its update, not from ssd
             add(read, fractions.parameters.delayed_ssd, element * size)
-        if use.frozen or (work.unified_memory and work.ranks == 1) or not work.formats.takes_copy:
+        if use.frozen or (work.unified_memory and work.ranks == 1) or not formats.takes_copy:
             add(read, fractions.turn_ssd, -element * size)  # else an update takes them on host
         add(h2d, CONSTANT, element * size)
         for variable in (fractions.device, fractions.turn):
@@ -283,8 +284,8 @@ def _backward(model: Model, group: LayerGroup, work: Work, optimizer_bytes: floa
         if use.own:
             exchanged += GRADIENT_BYTES * use.others
             added += GRADIENT_BYTES * use.padded
-            add(read, fractions.optimizer.prompt_ssd, optimizer_bytes * size)
-            add(write, fractions.optimizer.prompt_ssd, optimizer_bytes * size)
+            add(read, fractions.optimizer.prompt_ssd, formats.mean_bytes * size)
+            add(write, fractions.optimizer.prompt_ssd, formats.mean_bytes * size)
             add(write, fractions.parameters.prompt_ssd, element * size)
             add(write, fractions.gradient_ssd, GRADIENT_BYTES * size)
             add(updates, CONSTANT, size)
@@ -297,7 +298,7 @@ def _backward(model: Model, group: LayerGroup, work: Work, optimizer_bytes: floa
                 (1, fractions.device, fractions.device_delayed),  # what a prompt update makes
                 (-1, fractions.updated, fractions.updated_delayed),
             ):
-                for link in (h2d, d2h) if work.formats.takes_copy else (h2d,):
+                for link in (h2d, d2h) if formats.takes_copy else (h2d,):
                     add(link, there, sign * element * size)
                     add(link, late, -sign * element * size)
             if use.shared:

@@ -39,7 +39,7 @@ def _parameters(model: Model, groups: tuple[LayerGroup, ...], work: Work, *, on_
             if use.own:
                 lives = variables_of(use.state_class).parameters
                 variable = lives.prompt_host if on_host else lives.prompt_ssd
-                each = work.parameter_bytes(model.precision, frozen=use.frozen)
+                each = work.parameter_bytes(use)
                 add(total, variable, each * group.count * use.elements)
     return total
 
@@ -67,7 +67,7 @@ def _stage(model: Model, group: LayerGroup, work: Work) -> Stage:
     by_rows = class_by_rows(model, work)
     on_host = sum(state.elements for state in model.states if state.state_class == by_rows and not state.frozen)
     for use in group.uses:
-        each = work.parameter_bytes(model.precision, frozen=use.frozen)
+        each = work.parameter_bytes(use)
         fractions, nbytes = variables_of(use.state_class), float(each * use.elements)
         if use.state_class == by_rows:
             elements = rows_elements(model, work.micro_batches * work.micro_batch_size * model.sequence_length)

@@ -234,7 +234,16 @@ class Decision(Sparing):
 
     def parameters_of(self, state: Elements) -> Format:
         """The format of a state's parameters wherever they live, move and are updated."""
-        return parameter_format(self.precision, self.zeroth_order, frozen=state.frozen)
+        precision = state_layout.precision_of(state, self.precision)
+        return parameter_format(precision, self.zeroth_order, frozen=state.frozen)
+
+    def computed_of(self, state: Elements) -> Format:
+        """The format of a state's parameters that compute takes."""
+        return state_layout.PARAMETERS[state_layout.precision_of(state, self.precision)]
+
+    def formats_of(self, state: Elements) -> OptimizerFormats:
+        """Of a state's optimizer states."""
+        return state_layout.formats_in(state_layout.precision_of(state, self.precision), self.formats)
 
 
 def most_micro_batches(model: Model) -> int:

@@ -177,7 +177,7 @@ class State(Sparing):
     """A flat vector of parameters that streams as one (`state_layout.py`): its elements, and the class that shares a
     placement."""
 
-    _SPARED = ("table",)
+    _SPARED = ("precision", "table")
 
     name: Name
     state_class: Name
@@ -185,6 +185,9 @@ class State(Sparing):
     """Padded to a multiple of `GRAIN`."""
     frozen: bool = False
     """Its parameters stay what they are: no gradient, no optimizer states, no update. All states of a class agree."""
+    precision: Literal["fp32"] | None = None
+    """Of its parameters, where the model keeps these in fp32 and others not; None: the model's. All states of a class
+    agree."""
     table: Table | None = None
     """What it is, if it is a table of token embeddings and no more, of which the model reads its tokens' rows alone."""
 
@@ -406,6 +409,11 @@ class Model(Sparing):
         for state in self.states:
             if not state.frozen and state.state_class in frozen:
                 raise ValueError(f"state {state.name} is not frozen, and others of its class {state.state_class} are")
+        if self.precision == "fp32" and any(state.precision for state in self.states):
+            raise ValueError("a state's precision is fp32 in a model in fp32; leave it out")
+        kinds = {(state.state_class, state.precision) for state in self.states}
+        if len(kinds) > len({state.state_class for state in self.states}):
+            raise ValueError("states of one class differ in precision")
         if any(state.table and self.uses(index) != (0,) for index, state in enumerate(self.states)):
             raise ValueError("a table of token embeddings is of another layer than the embedding")
         for layer in self.layers[1:-1]:

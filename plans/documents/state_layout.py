@@ -10,7 +10,11 @@ trained, or all of it is frozen. Each state has parameters; a trained one also h
 
 **A layer has one state or several**: those of its own, then those that it shares with another layer (a tied embedding).
 Its forward and its backward use all of them, one region of weights for each. A block shares none. A layer of which a
-part is frozen has two states of its own today; one that is cut into pieces has one for each piece.
+part is frozen, or is kept in fp32 and the rest is not, has a state of its own for that part; one that is cut into
+pieces has one for each piece.
+
+**A state in fp32** in a model of bf16 or fp16 (routers, decays) has parameters of four bytes and whole masters, as all
+states have in fp32 training, whatever the others have; its moments are in the plan's format.
 
 **Masters** are what an update changes and rounds to parameters. In fp32 they are a part of the optimizer states. As
 *residual* only the 16 bits are that the bf16 parameters lack, which are then the masters rounded with ties away from
@@ -21,7 +25,7 @@ A format that is new is a `Format` here and a name in `OPTIMIZER_FORMATS` or `PA
 it is native, and `executor/optimizer/adamw.py` binds that to addresses.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -192,13 +196,39 @@ class Elements(Protocol):
     def elements(self) -> int: ...
     @property
     def frozen(self) -> bool: ...
+    @property
+    def precision(self) -> Precision | None: ...
 
 
-def training_bytes(states: Iterable[Elements], element_bytes: int) -> int:
-    """Bytes of weights, `element_bytes` each, and of the fp32 optimizer states of those that are trained."""
-    return sum(
-        state.elements * element_bytes + (0 if state.frozen else USUAL.range_bytes(state.elements)) for state in states
-    )
+def precision_of(state: Elements, precision: Precision) -> Precision:
+    """Of a state's parameters in a model of `precision`."""
+    return state.precision or precision
+
+
+def formats_in(precision: Precision, formats: OptimizerFormats) -> OptimizerFormats:
+    """Of the optimizer states of a state in `precision`, where those of the plan are `formats`: in fp32 masters are
+    whole."""
+    return OPTIMIZER_FORMATS["fp32", formats.moments] if precision == "fp32" else formats
+
+
+def parameters_bytes(states: Iterable[Elements], precision: Precision) -> int:
+    """Bytes of the parameters of a model's states."""
+    return sum(state.elements * ELEMENT_BYTES[precision_of(state, precision)] for state in states)
+
+
+def optimizer_bytes(states: Iterable[Elements], precision: Precision, formats: OptimizerFormats) -> int:
+    """Bytes of the optimizer states of a model's states, all of one format as one range."""
+    elements: dict[OptimizerFormats, int] = {}
+    for state in states:
+        if not state.frozen:
+            form = formats_in(precision_of(state, precision), formats)
+            elements[form] = elements.get(form, 0) + state.elements
+    return sum(form.range_bytes(count) for form, count in elements.items())
+
+
+def training_bytes(states: Sequence[Elements], precision: Precision) -> int:
+    """Bytes of weights, and of the fp32 optimizer states of those that are trained."""
+    return parameters_bytes(states, precision) + optimizer_bytes(states, precision, USUAL)
 
 
 class Hidden(Protocol):

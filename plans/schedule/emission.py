@@ -9,7 +9,6 @@ from enum import Enum
 
 from ..documents.plan import Decision
 from ..documents.profile import Model
-from ..documents.state_layout import ELEMENT_BYTES
 from ..graph.contents import Content, Role
 from ..graph.ops import Home, Op, Region, Resource, Tier, Transfer
 from .homes import Buffers, device_tier
@@ -50,8 +49,8 @@ class Emission:
         self.model, self.decision, self.homes, self.buffers = model, decision, homes, buffers
         self.parameter_bytes = tuple(decision.parameters_of(state).element_bytes for state in model.states)
         """Of each state, an element as it lives and moves."""
-        self.copy_bytes = ELEMENT_BYTES[decision.precision]
-        """An element of what compute takes."""
+        self.copy_bytes = tuple(decision.computed_of(state).element_bytes for state in model.states)
+        """The same of what compute takes."""
         self.unified = decision.unified_memory
         self.device: Tier = device_tier(decision)
         """Where compute finds what it works on, and leaves it."""

@@ -98,7 +98,6 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers, shards: Shard
     """
     homes: list[Home] = []
     kept = kept_on_device(model, decision)
-    optimizer_bytes = decision.formats.range_bytes
     blocks = range(1, len(model.layers) - 1)
     for index, state in enumerate(model.states):
         first, end = shards.own(state.elements)
@@ -144,10 +143,11 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers, shards: Shard
         in_optimizer: list[Tier] = [_tier(start, delayed_start, optimizer) for start, _ in pieces]
         if there:
             in_optimizer = ["device"] * len(pieces)
-        own_masters = optimized and decision.formats.takes_copy
+        formats = decision.formats_of(state)
+        own_masters = optimized and formats.takes_copy
         role_of_parameters = Role.OWN_MASTERS if own_masters else Role.PARAMETERS
         sides = [
-            (Role.OPTIMIZER, optimizer_bytes, in_optimizer),
+            (Role.OPTIMIZER, formats.range_bytes, in_optimizer),
             (role_of_parameters, decision.parameters_of(state).bytes_of, in_parameters),
         ]
         if not optimized:
@@ -177,7 +177,7 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers, shards: Shard
                     optimizer=home_optimizer,
                     parameters=home_parameters,
                     gradient=gradients.get(piece),
-                    formats=decision.formats,
+                    formats=formats,
                     trained=not state.frozen,
                 )
             )

@@ -28,10 +28,8 @@ class Parameters:
         self._emission, self._pieces, self._spared = emission, pieces, spared
         self._spans = parameter_spans(emission.homes, emission.buffers)
         self._kept_across_turn = kept_on_device(emission.model, emission.decision).turn
-        self._copies_come_again = emission.decision.formats.takes_copy and not (
-            emission.unified and emission.shards.alone
-        )
-        """Whether updates take parameters on host of which compute has a copy elsewhere."""
+        self._copies_elsewhere = not (emission.unified and emission.shards.alone)
+        """Whether compute has a copy of parameters on host."""
         self._weights: dict[tuple[int, int], Region] = {}
         """(stage, state) -> where its parameters lie, once asked for."""
         self._brought: dict[int, int] = {}
@@ -158,7 +156,8 @@ class Parameters:
         these too those that an update will take on host."""
         if self._brought_for(stage, state) == stage:
             return True
-        return self._copies_come_again and not self._emission.model.states[state].frozen
+        one = self._emission.model.states[state]
+        return self._copies_elsewhere and not one.frozen and self._emission.decision.formats_of(one).takes_copy
 
     def ways_back(self, stage: int, state: int, weights: Region) -> Iterator[tuple[Region, Region, Region | None]]:
         """For parameters that were changed at `weights` in a stage: (there, where they live, where they lie on host on

@@ -273,7 +273,7 @@ class _ZerothOrder:
 
     def _copy(self, stage: int, state: int, direction: int, side: Side) -> Region:
         emission = self.emission
-        nbytes = self._elements(state) * emission.copy_bytes
+        nbytes = self._elements(state) * emission.copy_bytes[state]
         name, pool = f"{side or 'rounded'}/{stage}/{state}/{direction}", f"perturbed/{nbytes}"
         buffer = emission.passing(name, emission.device, nbytes, Role.PERTURBED_PARAMETERS, pool)
         return Region(buffer, 0, nbytes)
@@ -302,7 +302,7 @@ class _ZerothOrder:
 
     def _copy_of(self, stage: int, part: Part, direction: int, side: Side) -> Region:
         """A piece's place in a copy of its state."""
-        each = self.emission.copy_bytes
+        each = self.emission.copy_bytes[part.state]
         return cut(self._copy(stage, part.state, direction, side), (part.start * each, part.stop * each))
 
     def _parts(self, stage: int) -> list[Part]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..documents.profile import Machine, Model, Network, Profile, Volume
-from ..documents.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, USUAL, training_bytes
+from ..documents.state_layout import GRADIENT_BYTES, USUAL, parameters_bytes, training_bytes
 from ..units import format_bytes, format_seconds
 from .quantities import count, duration, estimated, number, percent, rate, times
 from .sublayers_text import sections_of_activations
@@ -17,9 +17,8 @@ from .tables import NAME_COLUMNS, Row, clean, facts, page, short, table, wrapped
 def suggested_host_memory(profile: Profile) -> str:
     """A budget to begin with, as `solve` takes it: what the training state and its gradients take, or a half of what
     was free where that is less; in steps of a sixteenth to an eighth."""
-    element = ELEMENT_BYTES[profile.model.precision]
     trained = sum(state.elements for state in profile.model.states if not state.frozen)
-    wanted = training_bytes(profile.model.states, element) + GRADIENT_BYTES * trained
+    wanted = training_bytes(profile.model.states, profile.model.precision) + GRADIENT_BYTES * trained
     budget = max(min(wanted, profile.machine.host_available_bytes // 2), _LEAST_BUDGET)
     budget -= budget % (1 << (budget.bit_length() - 4))
     return f"{budget / (1 << 30):g}GiB" if budget >= 1 << 30 else f"{budget >> 20}MiB"
@@ -107,16 +106,17 @@ def _volumes(volumes: Sequence[Volume]) -> list[str]:
 
 
 def _model(model: Model) -> list[str]:
-    element = ELEMENT_BYTES[model.precision]
     elements = sum(state.elements for state in model.states)
+    wide = sum(state.elements for state in model.states if state.precision)
     trained = sum(state.elements for state in model.states if not state.frozen)
-    whole = training_bytes(model.states, element)
+    whole = training_bytes(model.states, model.precision)
     share = f", {percent(1 - trained / elements)} of them frozen" if trained < elements else ""
     chunk = model.head_chunk_tokens
     return facts(
         ("architecture", short(model.architecture, 60)),
         ("directory", short(model.path, 70) if model.path else "none, a what-if"),
         ("parameters", f"{model.parameters:,} in {model.precision}{share}"),
+        *([("kept in fp32", f"{percent(wide / elements)} of all elements")] if wide else []),
         *([("frozen", short(" ".join(model.freeze), 70))] if model.freeze else []),
         ("hidden size", f"{model.hidden_size:,}; vocabulary {model.vocab_size:,}"),
         ("sequence length", f"{model.sequence_length:,} tokens"),
@@ -128,7 +128,6 @@ def _model(model: Model) -> list[str]:
 def _layers(model: Model) -> list[str]:
     counts = Counter(layer.layer_class for layer in model.layers)
     first = {layer.layer_class: layer for layer in reversed(model.layers)}
-    element = ELEMENT_BYTES[model.precision]
     rows: list[Row] = []
     for entry in model.classes:
         if entry.name in first:
@@ -141,7 +140,7 @@ def _layers(model: Model) -> list[str]:
                     short(entry.name, NAME_COLUMNS),
                     f"{counts[entry.name]:,}",
                     f"{elements:,}",
-                    format_bytes(elements * element),
+                    format_bytes(parameters_bytes(states, model.precision)),
                     format_bytes(USUAL.range_bytes(trained)) if trained else "frozen",
                     "tied" if shared else "",
                 )

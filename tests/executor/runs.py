@@ -27,16 +27,21 @@ def opened(directory: Path, dtype: torch.dtype, freeze: tuple[str, ...] = ()) ->
     return open_model(directory, dtype, freeze=freeze)
 
 
-def prepare(path: Path, family: str = "llama", **odd: object) -> Path:
-    """A directory with a tiny model of a family, its tokenizer, and texts; returns `path`."""
-    make_model(family, path / family, vocab=320, **{"layers": 3, "tied": True, **odd})
-    make_tokenizer(path / family)
+def texts(path: Path) -> Path:
+    """Rows, one text, and one that is held out, in `path`; returns that."""
     rows = [f"row {i}: " + "the quick brown fox jumps over the lazy dog " * (1 + i % 3) for i in range(60)]
     rows = [row[: 20 + 7 * (i % 9)] for i, row in enumerate(rows)]
     (path / "rows.jsonl").write_text("\n".join(json.dumps({"text": row}) for row in rows))
     (path / "text.txt").write_text(" ".join(rows))
     (path / "held-out.txt").write_text(rows[0] * 4)
     return path
+
+
+def prepare(path: Path, family: str = "llama", **odd: object) -> Path:
+    """A directory with a tiny model of a family, its tokenizer, and texts; returns `path`."""
+    make_model(family, path / family, vocab=320, **{"layers": 3, "tied": True, **odd})
+    make_tokenizer(path / family)
+    return texts(path)
 
 
 def micro_batches_of(

@@ -77,6 +77,7 @@ def describe(
                 state_class=state_class,
                 elements=state.elements,
                 frozen=state.frozen,
+                precision=state.precision,
                 table=found[1] if found and found[0] == number else None,
             )
             for number, (state, state_class) in enumerate(zip(model.states, state_classes(model), strict=True))

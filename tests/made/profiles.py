@@ -192,6 +192,31 @@ def made_profile(
     )
 
 
+def with_fp32(model: Model, shares: Sequence[float]) -> Model:
+    """`model`, which is not in fp32, with a share of each of its states kept in fp32: 1 all of it, 0 none, and between
+    them it becomes two states. Classes follow as the profiler makes them; timings are of whole layers and stay."""
+    states: list[State] = []
+    parts: list[tuple[int, ...]] = []
+    for state, share in zip(model.states, shares, strict=True):
+        wide = round(share * state.elements / 2048) * 2048
+        mine = []
+        for elements, precision in ((state.elements - wide, None), (wide, "fp32")):
+            if elements:
+                mine.append(len(states))
+                suffix = ".fp32" if precision else ""
+                table = state.table if elements == state.elements and not precision else None
+                made = {"name": f"{state.name}{suffix}", "state_class": f"{state.state_class}{suffix}"}
+                states.append(
+                    state.model_copy(update={**made, "elements": elements, "precision": precision, "table": table})
+                )
+        parts.append(tuple(mine))
+    layers = [
+        layer.model_copy(update={"states": tuple(part for index in layer.states for part in parts[index])})
+        for layer in model.layers
+    ]
+    return Model(**{**dict(model), "states": tuple(states), "layers": tuple(layers)})
+
+
 def with_frozen(model: Model, shares: Sequence[float]) -> Model:
     """`model` with a share of each of its states frozen: 1 all of it, 0 none, and between them it becomes two states,
     the trained one first. Classes follow as the profiler makes them; timings are of whole layers and stay."""

@@ -1,5 +1,5 @@
-"""Planning of models that are frozen in part: what the program counts is what the graph moves, every plan keeps its
-promises, and freezing more is never slower and never takes more memory."""
+"""Planning of models that are frozen, or kept in fp32, in part: what the program counts is what the graph moves, every
+plan keeps its promises, and freezing more is never slower and never takes more memory."""
 
 from dataclasses import replace
 
@@ -18,13 +18,14 @@ from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve
 from ssdplan.planner.solve_again import request_of
 from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.documents.state_layout import parameters_bytes
 from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.graph.ops import Backward
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.views.plan_text import describe_plan
 from tests.extent import examples
 from tests.made.decisions import decide
-from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile, made_volume, with_frozen
+from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile, made_volume, with_fp32, with_frozen
 from tests.made.works import work_of
 from tests.planner.machines import machines, models
 from tests.planner.program.test_program import at, decision_of
@@ -36,8 +37,11 @@ SHARE = st.sampled_from((0.0, 0.0, 0.4, 1.0, 1.0))
 
 @st.composite
 def frozen_models(draw: st.DrawFn) -> Model:
-    """Any part of a model: so many layers from below, or any of them, whole or in part."""
+    """Any part of a model: so many layers from below, or any of them, whole or in part. Of some in bf16 a part is in
+    fp32."""
     whole = draw(models())
+    if whole.precision != "fp32" and draw(st.booleans()):
+        whole = with_fp32(whole, [draw(st.sampled_from((0.0, 0.1, 1.0))) for _ in whole.states])
     below = draw(st.integers(0, len(whole.states)))
     shares = [1.0 if number < below else draw(SHARE) for number in range(len(whole.states))]
     if all(share == 1.0 for share in shares):
@@ -48,8 +52,7 @@ def frozen_models(draw: st.DrawFn) -> Model:
 def everything(model: Model, n: int) -> float:
     """Host bytes with all of it resident."""
     trained = sum(state.elements for state in model.states if not state.frozen)
-    element = 2 if model.precision == "bf16" else 4
-    parameters = element * sum(state.elements for state in model.states)
+    parameters = parameters_bytes(model.states, model.precision)
     checkpoint = 4 * model.sequence_length * model.hidden_size * 4
     return 16 * trained + parameters + n * len(model.layers) * checkpoint
 

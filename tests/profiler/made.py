@@ -85,6 +85,7 @@ class MadeState:
     elements: int
     tensors: tuple[MadeTensor, ...]
     frozen: bool = False
+    precision: None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class MadeModel:
     inner: int = 48
     vocab_size: int = 50
     dtype: torch.dtype = torch.float32
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,) * 5
     head_is_position_wise: bool = True
     apart: bool = True
     freeze: tuple[str, ...] = ()

@@ -379,8 +379,8 @@ def _check_parameters(module: PreTrainedModel, blocks_path: str, trace: _Trace, 
             continue
         if name in outside and name.startswith(f"{blocks_path}."):
             refuse(f"{name} belongs to a layer, but is used outside the layers")
-        if parameter.dtype != module.dtype:
-            refuse(f"the parameter {name} is {parameter.dtype} in a model of {module.dtype}; use --precision fp32")
+        if parameter.dtype not in (module.dtype, torch.float32):
+            refuse(f"the parameter {name} is {parameter.dtype} in a model of {module.dtype}")
     return frozenset(unused)
 
 

@@ -17,7 +17,7 @@ from ssdplan.plans.graph.verify import verify
 from ssdplan.plans.schedule.build import build_schedule
 from tests.extent import examples
 from tests.made.decisions import decide
-from tests.made.profiles import made_model
+from tests.made.profiles import made_model, with_fp32
 from tests.made.works import work_of
 
 NOTHING_OR_ALL = st.sampled_from([0.0, 1.0])
@@ -36,11 +36,13 @@ NOTHING_OR_ALL = st.sampled_from([0.0, 1.0])
     where=st.sampled_from(["ssd", "host", "device", "across the turn", "updated there"]),
     optimizer=NOTHING_OR_ALL,
     behind=st.booleans(),
+    wide=st.sampled_from([0.0, 0.0, 0.25]),
 )
 def test_forms_are_the_bytes_of_the_schedule(
-    tied, masters, moments, schedule, unified, ranks, n, alpha, where, optimizer, behind,
+    tied, masters, moments, schedule, unified, ranks, n, alpha, where, optimizer, behind, wide,
 ):  # fmt: skip
-    """Where nothing is a fraction of a state, nothing is rounded but the pages of scales."""
+    """Where nothing is a fraction of a state, nothing is rounded but the pages of scales. With `wide`, that part of
+    each state is in fp32."""
     vertical = schedule == "vertical"
     if where == "updated there" and (unified or ranks > 1 or not vertical):
         where = "device"
@@ -48,6 +50,7 @@ def test_forms_are_the_bytes_of_the_schedule(
         where = "ssd"
     alpha = alpha if vertical else 0.0
     model = made_model(blocks=3, tied=tied, hidden=128, vocab=1024)
+    model = with_fp32(model, [wide] * len(model.states)) if wide else model
     decision = decide(
         model, masters=masters, optimizer_states=moments, schedule=schedule, unified=unified, ranks=ranks,
         micro_batches=n, alpha=alpha, on_device=float(where in ("device", "updated there")),

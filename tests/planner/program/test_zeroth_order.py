@@ -34,7 +34,7 @@ from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.views.decision_text import decided
 from tests.made.decisions import decide
-from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile
+from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile, with_fp32
 from tests.planner.machines import models
 from tests.planner.zeroth_order_table import ROWS, ablation, device_mib, host_gib
 
@@ -59,6 +59,7 @@ def profile_of(**choices: Any) -> Profile:
     st.sampled_from([0, 0, 1, 7]),
     st.booleans(),
     st.sampled_from([1, 1, 3]),
+    st.booleans(),
 )
 def test_counts_what_the_graph_moves_to_the_byte(
     model: Model,
@@ -71,10 +72,13 @@ def test_counts_what_the_graph_moves_to_the_byte(
     grains: int,
     by_rows: bool,
     ranks: int,
+    wide: bool,
 ) -> None:
     """With parameters whole on one side nothing is rounded: bytes of all four resources, on average over steps; in
     pieces of so many `grains` as well, and with a table by rows, which lives on host wherever the others do. Each of
-    several ranks moves what one does that has its micro-batches."""
+    several ranks moves what one does that has its micro-batches. With `wide` a part of each block is in fp32."""
+    if wide and model.precision != "fp32":
+        model = with_fp32(model, [0.3 * state.name.startswith("block") for state in model.states])
     by_rows = by_rows and model.table is not None
     masters = masters and model.precision != "fp32"
     zeroth = ZerothOrder(
@@ -114,7 +118,7 @@ def test_counts_what_the_graph_moves_to_the_byte(
     table, half = model.table, 4 if model.precision == "fp32" else 2
     used = [model.states[index] for layer in model.layers for index in layer.states if not by_rows or index != table]
     comes = zeroth.rounds if grains else 1
-    whole = sum(state.elements * (half if state.frozen else (4 if masters else half) * comes) for state in used)
+    whole = sum(state.elements * (4 if masters or state.precision else half) * comes for state in used)
     assert written["read"] == (0 if on_host else whole)
     found = footprint(model, decision)
     assert found.ssd_bytes == schedule.arenas["ssd"]

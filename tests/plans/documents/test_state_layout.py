@@ -122,7 +122,7 @@ def test_bytes_of_a_model() -> None:
     model = made_model(blocks=2, precision="bf16")
     states = [*model.states, model.states[1].model_copy(update={"frozen": True})]
     elements = sum(state.elements for state in model.states)
-    assert training_bytes(states, 2) == 14 * elements + 2 * model.states[1].elements
+    assert training_bytes(states, "bf16") == 14 * elements + 2 * model.states[1].elements
     assert checkpoint_bytes(model, 3) == 3 * PAGE, "3 rows of 32 tokens, 64 wide"
     assert checkpoint_bytes(made_model(sequence=33), 1) == 2 * PAGE, "4224 bytes"
 
