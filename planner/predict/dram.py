@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ssdplan.plans.documents.profile import Machine
 from ssdplan.plans.documents.rates import rows_rates, update_rate, updated_bytes
-from ssdplan.plans.documents.state_layout import USUAL
+from ssdplan.plans.documents.state_layout import USUAL, OptimizerFormats
 from ssdplan.plans.graph.ops import Op, Perturb, TakeRows, Update
 
 
