@@ -32,11 +32,11 @@ from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.executor.memory.states import saved_entries
 from ssdplan.executor.model.directory.export import export_model
+from ssdplan.executor.model.kinds import spared_parameters
 from ssdplan.executor.model.layers import Layers, MicroBatch
 from ssdplan.executor.model.model import StreamedModel, open_model
 from ssdplan.executor.model.saved_form import SavedForm
 from ssdplan.executor.model.weights import Weights
-from ssdplan.executor.optimizer.weight_decay import spared_parameters
 from ssdplan.plans.errors import MismatchError, SsdplanError, first_line
 
 STEPS, ROWS, LENGTH = 4, 2, 32

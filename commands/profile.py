@@ -26,6 +26,7 @@ class Options:
     sequence_length: int
     micro_batch_sizes: tuple[int, ...]
     precision: str
+    optimizer: str
     freeze: Sequence[str]
     allow_unused_weights: bool
     compression_error: bool
@@ -62,6 +63,13 @@ def command() -> Command:
             type=Choice(["bf16", "fp16", "fp32"]),
             default="bf16",
             help="format of the parameters in compute",
+        ),
+        click.Option(
+            ["--optimizer"],
+            type=Choice(["adamw", "muon"]),
+            default="adamw",
+            help="what plans are to train by; muon updates the matrices of blocks, which are states of their own then, "
+            "and adamw the rest; plans for mezo are made of a profile for adamw",
         ),
         click.Option(
             ["--freeze"],
@@ -169,6 +177,7 @@ def call(options: Options) -> int:
     from ssdplan.executor.model.packed import require_kernels
     from ssdplan.executor.model.weights import Weights
     from ssdplan.executor.optimizer.adamw_on_device import ready_update
+    from ssdplan.executor.optimizer.muon import ready_matrix_update
     from ssdplan.executor.optimizer.passes import perturb
     from ssdplan.executor.ranks.group import joined
     from ssdplan.executor.store.volumes import held_blank
@@ -187,6 +196,7 @@ def call(options: Options) -> int:
         DTYPES[options.precision],
         freeze=options.freeze,
         allow_unused_weights=options.allow_unused_weights,
+        muon=options.optimizer == "muon",
     )
     named = options.volume or [Path()]
     mine = dealt(named, place)
@@ -217,6 +227,7 @@ def call(options: Options) -> int:
             int8=options.compression_error,
             perturb=perturb,
             make_device_update=ready_update,
+            make_matrix_update=ready_matrix_update,
             ranks=ranks,
             local_ranks=place.local_size if place else 1,
             table=table_of(model),
@@ -249,6 +260,8 @@ def _emulate(options: Options, wanted: str) -> int:
         if given:
             why = "an emulated machine is made of DRAM and of one volume, and nothing is measured"
             raise UsageError(f"{name}: --emulate has no use for it, as {why}; leave it out")
+    if options.optimizer != "adamw":
+        raise UsageError(f"--optimizer {options.optimizer}: --emulate makes stand-ins for adamw and mezo alone")
     if options.precision == "fp16":
         raise UsageError("--precision fp16: a random stand-in overflows in it; take bf16 or fp32")
     request = emulation.Request(

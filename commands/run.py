@@ -185,6 +185,8 @@ def _run(
         require_ranks(plan, options.ranks or 1)
     if plan.decision.zeroth_order:
         _require_zeroth_order(options, said)
+    if plan.decision.optimizer != "muon":
+        _refuse_muon(options, plan)
     if options.keep != 2 and not (options.snapshot_every or options.snapshot_minutes):
         raise UsageError(f"--keep {options.keep}: no snapshots are taken; give --snapshot-every N too")
     if kept and kept.plan.decision.optimizer != plan.decision.optimizer:
@@ -206,6 +208,7 @@ def _run(
     from ssdplan.executor.optimizer.adamw import AdamW
     from ssdplan.executor.optimizer.learning_rate import DECAY_SHARE, LearningRate, steps_of
     from ssdplan.executor.optimizer.loss_scale import LossScale
+    from ssdplan.executor.optimizer.muon import Muon
     from ssdplan.executor.optimizer.zeroth_order import MeZO
     from ssdplan.executor.ranks.group import joined
     from ssdplan.executor.recipe import Recipe, Watch
@@ -244,6 +247,13 @@ def _run(
         weight_decay=options.weight_decay,
         decay_all=options.decay_all,
     )
+    if plan.decision.optimizer == "muon":
+        optimizer = Muon(
+            **vars(optimizer),
+            lr_of_matrices=1.0 if options.muon_lr is None else options.muon_lr / options.lr,
+            momentum=Muon.momentum if options.muon_momentum is None else options.muon_momentum,
+            adjust_lr=options.muon_adjust_lr or Muon.adjust_lr,
+        )
     if plan.decision.zeroth_order:
         optimizer = MeZO(
             lr=options.lr,
@@ -334,6 +344,7 @@ def _run(
                     DTYPES[plan.decision.precision],
                     freeze=plan.model.freeze,
                     allow_unused_weights=plan.model.allow_unused_weights,
+                    muon=plan.model.muon,
                 ),
                 open_device(machine.device, local_rank if place else machine.device_index),
                 data=data,
@@ -381,6 +392,16 @@ def _require_zeroth_order(options: Options, said: Collection[str]) -> None:
     for name, why in _OF_GRADIENTS.items():
         if name in said and getattr(options, name) not in (None, False, usual.get(name)):
             raise UsageError(f"--{name.replace('_', '-')}: the plan is for mezo, and {why}; leave it out")
+
+
+def _refuse_muon(options: Options, plan: Plan) -> None:
+    """Raise UsageError for what only a run by Muon has a use for."""
+    for name in ("muon_lr", "muon_momentum", "muon_adjust_lr"):
+        if getattr(options, name) is not None:
+            raise UsageError(
+                f"--{name.replace('_', '-')}: the plan is for {plan.decision.optimizer}, which has no such setting; "
+                "leave it out"
+            )
 
 
 def _settled(options: Options, plan: Plan) -> Options:

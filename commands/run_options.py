@@ -56,6 +56,9 @@ class Options:
     eps: float | None
     weight_decay: float | None
     decay_all: bool
+    muon_lr: float | None
+    muon_momentum: float | None
+    muon_adjust_lr: Literal["match_rms_adamw", "original"] | None
     loss_scale: float | None
     loss_scale_growth: int | None
     eval_data: Path | Literal[""] | None
@@ -205,6 +208,22 @@ def _optimizer() -> tuple[click.Option, ...]:
             ["--decay-all/--no-decay-all"],
             default=False,
             help="decay biases and the weights of norms too; without it they do not decay",
+        ),
+        click.Option(
+            ["--muon-lr"],
+            type=POSITIVE,
+            metavar="X",
+            help="of a plan for muon, the learning rate of matrices at its peak, before their shapes adjust it; it "
+            "follows the schedule of --lr in proportion [--lr]",
+        ),
+        click.Option(
+            ["--muon-momentum"], type=BELOW_ONE, metavar="X", help="of a plan for muon, the momentum of matrices [0.95]"
+        ),
+        click.Option(
+            ["--muon-adjust-lr"],
+            type=Choice(["match_rms_adamw", "original"]),
+            help="of a plan for muon, how the rate of a matrix follows from its shape, as adjust_lr_fn of "
+            "torch.optim.Muon says: match_rms_adamw makes steps as large as AdamW's at the same rate [match_rms_adamw]",
         ),
         click.Option(
             ["--loss-scale"],

@@ -48,7 +48,7 @@ class Options(Source, Costed):
     device_memory: int | None
     max_ssd_write_per_step: int | None
     global_batch: int | None
-    optimizer: Literal["adamw", "mezo"]
+    optimizer: Literal["adamw", "muon", "mezo"] | None
     masters: Masters
     directions: int
     optimizer_states: OptimizerStates
@@ -130,10 +130,10 @@ def _numbers() -> tuple[click.Option, ...]:
         click.Option(["--global-batch"], type=COUNT, metavar="N", help="rows a step, exactly [the best]"),
         click.Option(
             ["--optimizer"],
-            type=Choice(["adamw", "mezo"]),
-            default="adamw",
-            help="mezo trains without gradients: it estimates one along random directions from two forwards each, in a "
-            "few blocks' memory",
+            type=Choice(["adamw", "muon", "mezo"]),
+            help="muon updates matrices of blocks, and adamw the rest, by a profile for it (profile --optimizer muon); "
+            "mezo trains without gradients: it estimates one along random directions from two forwards each, in a "
+            "few blocks' memory [the profile's, adamw or muon; of a what-if adamw]",
         ),
         click.Option(
             ["--masters"],
@@ -289,7 +289,8 @@ def call(options: Options) -> int:
         )
     swept = parse_values(options.sweep) if options.sweep is not None else None
     trainings = trainings_of(options, len(swept.values) if swept else 1)
-    source = source_of(with_swept(options, swept) if swept else options)
+    by_muon = options.optimizer == "muon"
+    source = source_of(with_swept(options, swept) if swept else options, muon=by_muon)
     measured = first_meant(source, swept) if swept else estimate(source) if isinstance(source, WhatIf) else source
     if zeroth_order and measured.model.precision == "fp32":
         if "masters" in options.given:
@@ -313,6 +314,7 @@ def call(options: Options) -> int:
         clip_grad_norm=options.clip_grad_norm,
         unified_memory=measured.machine.compute_shares_cpu and options.device_memory is None,
         ranks=options.ranks or (measured.machine.network.ranks if measured.machine.network else 1),
+        optimizer=None if options.optimizer == "mezo" else options.optimizer,
         zeroth_order=zeroth_order,
         solver=options.solver,
     )

@@ -53,8 +53,8 @@ def schedule_of(plan: Plan, model: StreamedModel, device: Device, ranks: Ranks =
             f"the plan is for {plan.model.name} ({plan.model.architecture}), {model.path} is another model "
             f"({model.architecture}); profile and solve for it"
         )
-    ours = [(state.name, state.elements, state.frozen) for state in model.states]
-    theirs = [(state.name, state.elements, state.frozen) for state in plan.model.states]
+    ours = [(state.name, state.elements, state.frozen, state.matrices) for state in model.states]
+    theirs = [(state.name, state.elements, state.frozen, state.matrices) for state in plan.model.states]
     layers = [(layer.name, tuple(layer.states)) for layer in model.layers]
     if ours != theirs or layers != [(layer.name, tuple(layer.states)) for layer in plan.model.layers]:
         raise MismatchError("the plan's layers and states are not this model's; solve again from a new profile")

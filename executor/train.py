@@ -38,6 +38,7 @@ from .memory.store_records import Records
 from .metrics.metrics import History, MetricsFile, cut_back, write_report
 from .metrics.reporting import Reports
 from .model.directory.export import export_model, require_copyable
+from .model.kinds import said_of_muon
 from .model.model import StreamedModel
 from .model.packed import require_kernels
 from .model.saved_form import SavedForm
@@ -110,6 +111,8 @@ def train(
     if not plan.exact:
         require_kernels(device.torch_device)
         watch.note("the plan saves activations in int8: training is not exact (solve without --activations int8 is)")
+    for note in said_of_muon(model.states):
+        watch.note(note)
     require_copyable(model.path)
     with contextlib.closing(Weights(model)) as weights:  # what is wrong with the files is said before data are read
         for note in weights.notes:

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from ssdplan.plans.documents.emulation import MOST_SLOWER, Emulation
 from ssdplan.plans.documents.profile import (
-    MOST_SLOWER,
-    Emulation,
     Layer,
     LayerClass,
     Machine,

@@ -10,6 +10,7 @@ from math import inf
 from typing import Literal
 
 from ssdplan.plans.analysis.sublayers import blocks_with_backward
+from ssdplan.plans.documents.matrices import unfit_muon
 from ssdplan.plans.documents.plan import (
     MOST_RANKS,
     Recompute,
@@ -72,6 +73,8 @@ class SolveRequest:
     ranks: int = 1
     """Processes that train together. Budgets, micro-batches and all figures are of one of them; the global batch is of
     all."""
+    optimizer: Literal["adamw", "muon"] | None = None
+    """Of training by gradients. None: that which the profile was made for."""
     zeroth_order: ZerothOrder | None = None
     """Train without gradients (`--optimizer mezo`), along so many random directions a step. Whether the perturbed
     copies take turns, and how often parameters are written, is for the search."""
@@ -158,6 +161,21 @@ def require_updates(machine: Machine, request: SolveRequest, formats: OptimizerF
         raise UsageError(
             "optimizer states int8: the profile says nothing of updates with them; make a new one with ssdplan profile"
         )
+
+
+def require_optimizer(model: Model, request: SolveRequest) -> None:
+    """Raise UsageError where the profile was made for another optimizer, which lays states out otherwise, or what is
+    asked for cannot be by Muon."""
+    wanted = "mezo" if request.zeroth_order else request.optimizer
+    if wanted and (wanted == "muon") != model.muon:
+        made = "muon" if model.muon else "adamw"
+        other = "muon" if wanted == "muon" else "adamw"
+        raise UsageError(
+            f"optimizer {wanted}: the profile was made for {made}, whose states are others; make one with ssdplan "
+            f"profile --optimizer {other}"
+        )
+    if model.muon and (why := unfit_muon(request.optimizer_states, request.ranks)):
+        raise UsageError(f"{why}, or make a profile for adamw")
 
 
 def require_rates(machine: Machine) -> None:

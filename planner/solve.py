@@ -36,6 +36,7 @@ from .request import (
     fixed_choices,
     given_in,
     require_network,
+    require_optimizer,
     require_rates,
     require_updates,
     smallest_of,
@@ -69,6 +70,7 @@ def solve_and_build(
     """
     model, machine = allowed(profile.model, request), profile.machine
     referee = None if request.solver is None else solver_of(request.solver)
+    require_optimizer(model, request)
     budget, fixed = budget_of(machine, request), fixed_choices(model, request)
     if request.zeroth_order:
         require_rates(machine)

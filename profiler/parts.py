@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
+from ssdplan.plans.documents.matrices import Matrix
 from ssdplan.plans.graph.ops import Resource
 
 Result = TypeVar("Result")
@@ -48,6 +49,10 @@ class StateSpec(Protocol):
     def frozen(self) -> bool: ...
     @property
     def precision(self) -> Literal["fp32"] | None: ...
+    @property
+    def muon(self) -> bool: ...
+    @property
+    def matrices(self) -> Sequence[Matrix]: ...
 
 
 class LayerSpec(Protocol):
@@ -244,6 +249,22 @@ class MakeDeviceUpdate(Protocol):
         self, states: torch.Tensor, gradient: torch.Tensor, parameters: torch.Tensor, form: torch.dtype, /
     ) -> Callable[[], None]:
         """uint8 each: optimizer states in fp32, the gradient in fp32, parameters in `form`."""
+
+
+class MakeMatrixUpdate(Protocol):
+    """Muon's update of a matrix by `executor/optimizer/muon.py`, ready to run."""
+
+    def __call__(
+        self,
+        matrix: Matrix,
+        states: torch.Tensor,
+        gradient: torch.Tensor,
+        parameters: torch.Tensor,
+        workspace: torch.Tensor,
+        form: torch.dtype,
+        /,
+    ) -> Callable[[], object]:
+        """uint8 each: optimizer states and the gradient in fp32, parameters in `form`, what the update works in."""
 
 
 class Perturb(Protocol):

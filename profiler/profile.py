@@ -18,12 +18,13 @@ import torch
 
 from ssdplan.native import Engine, process
 from ssdplan.plans.documents import profile as document
+from ssdplan.plans.documents.matrices import MatrixUpdate
 from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, training_bytes
 from ssdplan.plans.documents.table import Table
 from ssdplan.plans.errors import UsageError
 
 from .contention import Work, measure_beside_updates, measure_contention
-from .device_updates import measure_device_updates
+from .device_updates import measure_device_updates, measure_matrix_updates
 from .machine import (
     UPDATE_CHUNK,
     UpdateBench,
@@ -35,7 +36,18 @@ from .machine import (
 )
 from .measure import FEWEST, Limits, Progress, portion
 from .model import measure_model
-from .parts import Blank, Device, MakeDeviceUpdate, MakeLayers, MakeMicroBatch, Model, Perturb, Ranks, Weights
+from .parts import (
+    Blank,
+    Device,
+    MakeDeviceUpdate,
+    MakeLayers,
+    MakeMatrixUpdate,
+    MakeMicroBatch,
+    Model,
+    Perturb,
+    Ranks,
+    Weights,
+)
 from .passes import Passes, measure_passes, measure_rows
 from .processor import cores, cpu_name
 from .products import DEFAULT_PRECISION, FORMATS, product_costs, slow_precision
@@ -46,9 +58,9 @@ DTYPES = {dtype: precision for precision, dtype in FORMATS.items()}
 
 STEAL_WORTH_A_NOTE = 0.02
 """Of the processors' time."""
-FP32, FROZEN, FORWARD = ".fp32", ".frozen", ".forward"
-"""How the names of classes of states end: of those in fp32 where others are not; of frozen ones that a backward uses,
-and of those that none does."""
+FP32, MATRICES, FROZEN, FORWARD = ".fp32", ".matrices", ".frozen", ".forward"
+"""How the names of classes of states end: of those in fp32 where others are not; of those that Muon updates; of frozen
+ones that a backward uses, and of those that none does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +109,7 @@ def profile(
     int8: bool = False,
     perturb: Perturb | None = None,
     make_device_update: MakeDeviceUpdate | None = None,
+    make_matrix_update: MakeMatrixUpdate | None = None,
     ranks: Ranks | None = None,
     local_ranks: int = 1,
     table: tuple[int, Table] | None = None,
@@ -107,8 +120,9 @@ def profile(
     is then what is measured. `endurance` is what drives are rated to have written in their lives, in bytes, which
     nobody can measure: one for all volumes, one for each, or none. With `int8` it also measures what blocks can keep of
     their activations in int8, and how far off that puts gradients, for which the model is read once.
-    With `perturb` it measures zeroth-order passes, with `make_device_update` updates on a GPU. `table`: the state that
-    is a table of token embeddings which may come by rows; then what that takes of host is measured too.
+    With `perturb` it measures zeroth-order passes, with `make_device_update` updates on a GPU, and with
+    `make_matrix_update` those of matrices, which a model that has states of these needs. `table`: the state that is a
+    table of token embeddings which may come by rows; then what that takes of host is measured too.
 
     With `ranks` all of them measure at once, each what it has beside the others, and then what they exchange; each gets
     a profile, and memory is divided between the `local_ranks` of this machine.
@@ -167,6 +181,18 @@ def profile(
         rates = (updates.fp32.rate, h2d.rate, d2h.rate)
         bench, time_limit = UpdateBench(precision, threads, memory.available), Limits(limits.update_seconds)
         dram, remarks = measure_dram(bench, device, rates, time_limit, portion(progress, 0.4, 0.4))
+        notes += remarks
+    matrix_updates: tuple[MatrixUpdate, ...] = ()
+    if shapes := {matrix.shape for state in model.states for matrix in state.matrices}:
+        assert make_matrix_update is not None, "matrices whose updates nobody can make"
+        matrix_updates, remarks = measure_matrix_updates(
+            make_matrix_update,
+            device,
+            precision,
+            shapes,
+            Limits(limits.update_seconds, least=FEWEST),
+            portion(progress, 0.4, 0.4),
+        )
         notes += remarks
     passes: Passes | None = None
     over_masters: Passes | None = None
@@ -301,6 +327,7 @@ def profile(
                     frozen=state.frozen,
                     precision=state.precision,
                     table=table[1] if table and table[0] == index else None,
+                    matrices=tuple(state.matrices),
                 )
                 for index, (state, state_class) in enumerate(zip(model.states, state_classes(model), strict=True))
             ),
@@ -314,6 +341,7 @@ def profile(
             allow_unused_weights=model.allow_unused_weights,
             kernels=costs.kernels,
             compression=costs.compression,
+            matrix_updates=matrix_updates,
         ),
         notes=tuple(notes + costs.notes),
     )
@@ -334,8 +362,9 @@ def _process_bytes() -> int:
 
 def state_classes(model: Model) -> list[str]:
     """For each state the class that shares a placement: `embedding`, `head`, `tied` for what both use, and for a
-    block's states its layer class. Of frozen states those are told apart that a backward uses (`.frozen`) and those
-    that only forwards use (`.forward`). Those that are kept in fp32, and others are not, have classes of their own."""
+    block's states its layer class, with `.matrices` of those that Muon updates. Of frozen states those are told apart
+    that a backward uses (`.frozen`) and those that only forwards use (`.forward`). Those that are kept in fp32, and
+    others are not, have classes of their own."""
     last = len(model.layers) - 1
     classes = []
     for state, spec in enumerate(model.states):
@@ -352,6 +381,8 @@ def state_classes(model: Model) -> list[str]:
                 name = "tied"
         if spec.frozen or spec.precision:
             name = name.removesuffix(FROZEN) + (FP32 if spec.precision else "")
+        if spec.muon:
+            name += MATRICES
         if spec.frozen:
             name += FROZEN if users[-1] >= model.first_trained else FORWARD
         classes.append(name)

@@ -35,6 +35,10 @@ class AdamW:
     """The learning rate of each update, instead of `lr`."""
     decay_all: bool = True
     """Else those parameters decay that transformers.Trainer lets decay."""
+    muon: Collection[str] = ()
+    """The parameters that torch.optim.Muon updates instead."""
+    muon_lr: float = 1e-3
+    muon_adjust: str = "match_rms_adamw"
 
 
 @dataclass(frozen=True)
@@ -125,11 +129,18 @@ def train(
         parameters[name].requires_grad_(False)
     trained = [name for name in masters if name not in frozen]
     decaying = set(masters if optimizer.decay_all else Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
+    by_adamw = [name for name in trained if name not in optimizer.muon]
     groups = [
-        {"params": [masters[name] for name in trained if name in decaying], "weight_decay": optimizer.weight_decay},
-        {"params": [masters[name] for name in trained if name not in decaying], "weight_decay": 0.0},
+        {"params": [masters[name] for name in by_adamw if name in decaying], "weight_decay": optimizer.weight_decay},
+        {"params": [masters[name] for name in by_adamw if name not in decaying], "weight_decay": 0.0},
     ]
     update = torch.optim.AdamW([g for g in groups if g["params"]], optimizer.lr, optimizer.betas, optimizer.eps)
+    every: list[torch.optim.Optimizer] = [update]
+    if optimizer.muon:
+        matrices = [masters[name] for name in trained if name in optimizer.muon]
+        every.append(
+            torch.optim.Muon(matrices, optimizer.muon_lr, optimizer.weight_decay, adjust_lr_fn=optimizer.muon_adjust)
+        )
     given = scaling or Scaling(1.0, 1)
     scaler = torch.amp.GradScaler(
         "cpu", given.scale, growth_interval=given.growth_interval, enabled=scaling is not None
@@ -141,7 +152,8 @@ def train(
             for name, parameter in parameters.items():
                 away = optimizer.masters == "residual" and parameter.dtype == torch.bfloat16
                 parameter.copy_(ties_away(masters[name]) if away else masters[name])
-        update.zero_grad()
+        for each in every:
+            each.zero_grad()
         for group in update.param_groups if optimizer.rates else ():
             group["lr"] = optimizer.rates[updates]
         tokens = torch.tensor(sum(int((m.labels[:, 1:] != -100).sum()) for m in micro_batches))
@@ -159,12 +171,14 @@ def train(
                 gradient = parameters[name].grad.float()
                 masters[name].grad = gradient if masters[name].grad is None else masters[name].grad + gradient
         most = float("inf") if optimizer.clip_grad_norm is None else optimizer.clip_grad_norm
-        scaler.unscale_(update)
+        for each in every:
+            scaler.unscale_(each)
         norm = torch.nn.utils.clip_grad_norm_([masters[name] for name in trained], most)
         if norms is not None:
             norms.append(float(norm))
         scale = scaler.get_scale()
-        scaler.step(update)
+        for each in every:
+            scaler.step(each)
         scaler.update()
         skipped = scaler.get_scale() < scale
         updates += not skipped

@@ -110,8 +110,9 @@ _NOT_GIVEN: tuple[object, ...] = (None, [])
 """The value of an option that nobody gave; several values are a list."""
 
 
-def source_of(options: Source) -> "WhatIf | Profile":
-    """The profile that is named, or the machine and model that are. Raises UsageError."""
+def source_of(options: Source, *, muon: bool = False) -> "WhatIf | Profile":
+    """The profile that is named, or the machine and model that are, of a what-if to be trained by Muon or not. Raises
+    UsageError."""
     from ssdplan.planner.catalogue.configs import is_path, shape_of_path
     from ssdplan.planner.catalogue.ranks import ranks_of
     from ssdplan.planner.catalogue.whatif import WhatIf
@@ -155,6 +156,7 @@ def source_of(options: Source) -> "WhatIf | Profile":
         micro_batch_sizes=options.micro_batch_sizes or (1, 2, 4),
         several=ranks_of(options.ranks, options.nodes),
         networks=options.network,
+        muon=muon,
         figures=_figures(options.figure),
     )
 

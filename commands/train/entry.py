@@ -173,6 +173,8 @@ def _measuring(
     told["model"] = str(model)
     if not told.get("volume"):
         told["volume"] = [out]
+    if (given.get("optimizer") or ("muon" if source and source.model.muon else "")) == "muon":
+        told["optimizer"] = "muon"
     choices: dict[str, Any] = {}
     if "device" not in told:
         choices["device"] = source.machine.device if source else choosing.device_here()
@@ -210,6 +212,7 @@ def _profiled(
         freeze=tuple(measured.get("freeze", ())),
         allow_unused_weights=measured.get("allow_unused_weights", False),
         compression_error=measured.get("compression_error", False),
+        muon=measured.get("optimizer") == "muon",
         device=measured["device"],
         volumes=tuple(Path(each) for each in measured["volume"]),
         endurance=tuple(measured.get("endurance", ())),

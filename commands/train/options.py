@@ -24,6 +24,7 @@ LEFT_OUT: dict[str, dict[str, str]] = {
     "profile": {
         "emulate": "nothing is measured then, and the model is a stand-in: use the three commands",
         "json": _ITS_OWN,
+        "optimizer": "the --optimizer of solve says it, and train measures for that",
         "output": _ITS_OWN,
         "quiet": "train says what it has to say",
     },

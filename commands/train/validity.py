@@ -23,6 +23,7 @@ class Wanted:
     freeze: tuple[str, ...]
     allow_unused_weights: bool
     compression_error: bool
+    muon: bool
     device: str
     volumes: tuple[Path, ...]
     endurance: tuple[int, ...]
@@ -48,6 +49,7 @@ def why_stale(profile: Profile, wanted: Wanted) -> str:
     engines = {volume.engine for volume in machine.volumes}
     of_volumes = [volume.endurance_bytes for volume in machine.volumes]
     ratings = list(wanted.endurance) if len(wanted.endurance) > 1 else list(wanted.endurance) * len(of_volumes)
+    by = {False: "adamw", True: "muon"}
     differences: dict[str, tuple[Any, Any]] = {
         "the processor": (machine.name, cpu_name()),
         "the number of cores": (machine.cores, cores() if of_ranks == 1 else machine.cores),  # ranks share them out
@@ -58,6 +60,7 @@ def why_stale(profile: Profile, wanted: Wanted) -> str:
         "the model": (model.path, str(wanted.model.resolve())),
         "the precision": (model.precision, wanted.precision),
         "the row length": (model.sequence_length, wanted.sequence_length),
+        "the optimizer": (by[model.muon], by[wanted.muon]),
         "what is frozen": (tuple(model.freeze), wanted.freeze),
         "whether weights may be left out": (model.allow_unused_weights, wanted.allow_unused_weights),
         "the number of ranks": (of_ranks, wanted.ranks),

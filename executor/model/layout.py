@@ -15,10 +15,13 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map_only, treespec_dumps
 from transformers import PreTrainedModel
 
+from ssdplan.plans.documents.matrices import Matrix
 from ssdplan.plans.documents.state_layout import GRAIN, TENSOR_ALIGNMENT
 
 from .inspection.inspection import Anatomy
 
+MATRICES = ".matrices"
+"""How the name of a state of matrices ends, which Muon updates."""
 FROZEN = ".frozen"
 """How the name of a frozen state ends, and that of a class of frozen blocks."""
 FP32 = ".fp32"
@@ -45,8 +48,8 @@ class TensorSpec:
 class StateSpec:
     """Tensors that are stored and moved as one flat array of `elements`, as `plans/documents/state_layout.py` has it.
 
-    `frozen`: they are not trained. `precision`: fp32 where the model keeps them so and others not, else None. The name
-    says both too.
+    `frozen`: they are not trained. `precision`: fp32 where the model keeps them so and others not, else None. `muon`:
+    they are matrices, which Muon updates. The name says all of it too.
     """
 
     name: str
@@ -54,12 +57,20 @@ class StateSpec:
     tensors: tuple[TensorSpec, ...]
     frozen: bool = False
     precision: Literal["fp32"] | None = None
+    muon: bool = False
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """What the state consists of, if Muon updates it."""
+        if not self.muon:
+            return ()
+        return tuple(Matrix(rows=t.shape[0], columns=t.shape[1], start=t.offset) for t in self.tensors)
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """A unit of streaming; `states` index the model's states, its own first, then the tied one; each is trained whole
-    or frozen whole, and of one precision, so there may be four of a kind."""
+    """A unit of streaming; `states` index the model's states, its own first, then the tied one; each is frozen
+    whole, or trained whole by one optimizer, and of one precision, so there may be six of a kind."""
 
     name: str
     layer_class: str
@@ -67,10 +78,15 @@ class LayerSpec:
 
 
 def lay_out(
-    module: PreTrainedModel, anatomy: Anatomy, frozen: frozenset[str], dtype: torch.dtype
+    module: PreTrainedModel,
+    anatomy: Anatomy,
+    frozen: frozenset[str],
+    dtype: torch.dtype,
+    by_muon: frozenset[str] = frozenset(),
 ) -> tuple[tuple[LayerSpec, ...], tuple[StateSpec, ...]]:
     """The layers of a model of `dtype`, and the states of their parameters: one a layer, or more where some of them are
-    `frozen`, or in fp32, and some are not. Parameters that the model never uses are in none."""
+    `frozen`, or in fp32, or trained `by_muon` (parameters of blocks of two dimensions), and some are not. Parameters
+    that the model never uses are in none."""
     used = [(name, each) for name, each in module.named_parameters() if name not in anatomy.unused]
     shapes = {name: tuple(parameter.shape) for name, parameter in used}
     wide = {name for name, parameter in used if parameter.dtype != dtype}
@@ -80,12 +96,15 @@ def lay_out(
     def state(name: str, members: Iterable[str]) -> tuple[int, ...]:
         mine = set(members)
         first = len(states)
-        for is_frozen, is_wide in product((False, True), repeat=2):
-            some = (mine & frozen if is_frozen else mine - frozen) & (wide if is_wide else shapes.keys() - wide)
+        matrices = (mine & by_muon) - frozen
+        parts = ((mine - frozen - matrices, ""), (matrices, MATRICES), (mine & frozen, FROZEN))
+        for (part, suffix), is_wide in product(parts, (False, True)):
+            some = part & (wide if is_wide else shapes.keys() - wide)
             named = [(member, shapes[member]) for member in shapes if member in some]
             if named:
-                whole = f"{name}{FP32 if is_wide else ''}{FROZEN if is_frozen else ''}"
-                states.append(_state(whole, named, is_frozen, "fp32" if is_wide else None))
+                whole = f"{name}{FP32 if is_wide else ''}{suffix}"
+                precision: Literal["fp32"] | None = "fp32" if is_wide else None
+                states.append(_state(whole, named, suffix == FROZEN, precision, muon=suffix == MATRICES))
         return tuple(range(first, len(states)))
 
     embedding = state("embedding", anatomy.before - tied)
@@ -103,14 +122,19 @@ def lay_out(
 
 
 def _state(
-    name: str, members: list[tuple[str, tuple[int, ...]]], frozen: bool, precision: Literal["fp32"] | None
+    name: str,
+    members: list[tuple[str, tuple[int, ...]]],
+    frozen: bool,
+    precision: Literal["fp32"] | None,
+    *,
+    muon: bool,
 ) -> StateSpec:
     tensors: list[TensorSpec] = []
     offset = 0
     for member, shape in members:
         tensors.append(TensorSpec(member, shape, offset))
-        offset = _round_up(offset + tensors[-1].elements, TENSOR_ALIGNMENT)
-    return StateSpec(name, _round_up(offset, GRAIN), tuple(tensors), frozen, precision)
+        offset = _round_up(offset + tensors[-1].elements, GRAIN if muon else TENSOR_ALIGNMENT)
+    return StateSpec(name, _round_up(offset, GRAIN), tuple(tensors), frozen, precision, muon)
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -35,6 +35,7 @@ from .directory.weight_files import weight_files
 from .inspection.advice import without_advice
 from .inspection.blocks import Refusal
 from .inspection.inspection import Anatomy, inspect
+from .kinds import muon_parameters, said_of_muon
 from .layout import LayerSpec, StateSpec, lay_out
 
 _SAID = 400
@@ -163,6 +164,7 @@ class StreamedModel:
             *(told if self.checkpoints_itself else ()),
             *(kept if wide else ()),
             *self._remarks_on_the_untrained(),
+            *(f"{self.name}: {line}" for line in said_of_muon(self.states)),
             *self._remarks_on_rows(sequence_length),
         )
 
@@ -236,11 +238,17 @@ def _kinds(names: Iterable[str]) -> str:
 
 
 def open_model(
-    path: Path, dtype: torch.dtype, *, freeze: Sequence[str] = (), allow_unused_weights: bool = False
+    path: Path,
+    dtype: torch.dtype,
+    *,
+    freeze: Sequence[str] = (),
+    allow_unused_weights: bool = False,
+    muon: bool = False,
 ) -> StreamedModel:
     """Opens a model directory (config.json and safetensors) without memory for weights.
 
     Parameters whose names match one of the patterns `freeze` (`freezing.frozen_parameters`) are not to be trained.
+    `muon`: matrices of blocks are states of their own, which Muon updates (`kinds.muon_parameters`).
     `allow_unused_weights`: `Weights` of it may leave out stored tensors that the model has no place for.
     Errors: UsageError where the directory is not a model's, a pattern matches nothing or all is frozen; MismatchError
     where the model cannot be streamed exactly.
@@ -258,7 +266,8 @@ def open_model(
         anatomy = inspect(module)
     _load_persistent_buffers(module, path, dtype)
     frozen = frozen_parameters(path, module, freeze, anatomy.unused) | anatomy.untrained
-    layers, states = lay_out(module, anatomy, frozen, dtype)
+    by_muon = muon_parameters(module, anatomy, frozen) if muon else frozenset[str]()
+    layers, states = lay_out(module, anatomy, frozen, dtype, by_muon)
     return StreamedModel(
         path=path,
         name=path.resolve().name,

@@ -1,22 +1,18 @@
 """Weight decay's exclusions: which elements of a flat state do not decay, and how the update of a range is cut there.
 
-Owns the rule, which is that of transformers.Trainer: no bias decays, and no weight of a norm. The cuts change no bit of
+Owns where that is (`model/kinds.py` has the rule, which is that of transformers.Trainer: no bias decays, and no weight
+of a norm). The cuts change no bit of
 what an update makes or of the norm that it takes, wherever the range lies in its state.
 """
 
-import re
 from dataclasses import dataclass
 from itertools import pairwise
 
-from torch import nn
-
 from ssdplan.plans.documents.state_layout import GRAIN, TENSOR_ALIGNMENT
 
+from ..model.kinds import spared_parameters
 from ..model.layout import StateSpec
 from ..model.model import StreamedModel
-
-_SPARED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
-"""In the lower-case name of a parameter; a parameter of an nn.LayerNorm is spared by any name."""
 
 Span = tuple[int, int]
 """Elements [start, stop)."""
@@ -39,14 +35,6 @@ class Window:
     start: int
     stop: int
     pieces: tuple[Piece, ...]
-
-
-def spared_parameters(model: nn.Module) -> frozenset[str]:
-    """The names of the parameters that do not decay, as `named_parameters` has them."""
-    norms = tuple(f"{name}." for name, child in model.named_modules() if isinstance(child, nn.LayerNorm))
-    return frozenset(
-        name for name, _ in model.named_parameters() if _SPARED.search(name.lower()) or name.startswith(norms)
-    )
 
 
 def spared_spans(model: StreamedModel) -> tuple[tuple[Span, ...], ...]:

@@ -32,12 +32,14 @@ from ssdplan.plans.schedule.shards import Shards
 
 from ..device.interface import Action, Device, Rest
 from ..memory.arenas import Memory
+from ..model.kinds import spared_parameters
 from ..model.layers import Layers
 from ..model.model import StreamedModel
 from ..optimizer.adamw import AdamW, RangeUpdate
 from ..optimizer.adamw_on_device import DeviceUpdate
+from ..optimizer.muon import MatrixUpdate
 from ..optimizer.rows import Rows
-from ..optimizer.weight_decay import Span, Window, spared_parameters, spared_spans, windows
+from ..optimizer.weight_decay import Span, Window, spared_spans, windows
 from ..optimizer.zeroth_order import Pass
 from ..ranks.ended import Ended
 from ..ranks.group import ALONE, Ranks
@@ -236,6 +238,8 @@ class Operations:
                 return partial(_add_shares, shares, self._memory.view(op.total, torch.float32))
             case SumSquares():
                 return partial(self._sum_squares, op.state, self._memory.view(op.gradient, torch.float32))
+            case Update() if op.matrices:
+                return self._bind_matrix_update(op)
             case Update(on_device=True):
                 return self._bind_update_on_device(op)
             case Update():
@@ -312,7 +316,29 @@ class Operations:
         )
         return partial(self._update, update, passing, op, gradient)
 
-    def _update(self, update: RangeUpdate, passing: "_Passing | None", op: Update, gradient: torch.Tensor) -> None:
+    def _bind_matrix_update(self, op: Update) -> Action:
+        assert op.workspace is not None
+        passing = self._passing(op.optimizer, op.stored) if op.stored else None
+        gradient = self._memory.view(op.gradient, torch.float32)
+        tensors = {tensor.offset: tensor.name for tensor in self._model.states[op.state].tensors}
+        update = MatrixUpdate(
+            self._memory.view(op.optimizer),
+            op.formats,
+            gradient,
+            self._memory.view(op.parameters, self._dtypes[op.state]),
+            op.matrices,
+            self._memory.view(op.workspace),
+            start=op.start,
+            decays=[tensors[matrix.start] not in self._lasting for matrix in op.matrices],
+            threads=self._threads,
+            looks=not op.on_device,
+            extents=passing.extents if passing else (),
+        )
+        return partial(self._update, update, passing, op, gradient)
+
+    def _update(
+        self, update: RangeUpdate | MatrixUpdate, passing: "_Passing | None", op: Update, gradient: torch.Tensor
+    ) -> None:
         settings = self._settings(op)
         finite, squares, before, after = update(
             settings.optimizer, step=settings.step, gradient_scale=settings.gradient_scale

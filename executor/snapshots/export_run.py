@@ -73,7 +73,13 @@ def _stream(kept: Kept, to: Path, source: Path, progress: Progress) -> int:
     """The newest snapshot that all ranks have. Returns its step."""
     dtype = DTYPES[kept.plan.decision.precision]
     trained = kept.plan.model
-    model = open_model(source, dtype, freeze=trained.freeze, allow_unused_weights=trained.allow_unused_weights)
+    model = open_model(
+        source,
+        dtype,
+        freeze=trained.freeze,
+        allow_unused_weights=trained.allow_unused_weights,
+        muon=trained.muon,
+    )
     if model.fingerprint != kept.plan.model.fingerprint:
         raise MismatchError(f"{source}: is another model than {kept.plan.model.name}, which the run trained")
     assert kept.snapshot is not None

@@ -17,11 +17,11 @@ from ..device.tensors import DTYPES
 from ..memory.states import saved_entries
 from ..metrics.metrics import METRICS, lines
 from ..model.directory.export import export_model
+from ..model.kinds import spared_parameters
 from ..model.model import StreamedModel, open_model
 from ..model.saved_form import SavedForm
 from ..model.weights import Weights
 from ..optimizer.passes import Pending, perturb
-from ..optimizer.weight_decay import spared_parameters
 from ..optimizer.zeroth_order import Move, tensor_key
 from ..optimizer.zeroth_order_log import LOG, Header, read_log
 from .kept_weights import KeptReader, KeptWeights

@@ -44,6 +44,21 @@ class Compute:
         return work + self.passes * moved if self.passes else max(work, moved)
 
 
+MATRIX_STEPS = 5
+"""Of the iteration by which Muon orthogonalises a matrix, in torch."""
+MATRIX_BYTES = 32 + MATRIX_STEPS * 6
+"""That Muon's update of a matrix moves an element: momentum, gradient, master, copy and the matrix in bf16; and in each
+step of the iteration the matrix, read twice and written once."""
+
+
+def matrix_seconds(rows: int, columns: int, where: Compute) -> float:
+    """Of Muon's update of a matrix. A step of its iteration multiplies the matrix with itself along the longer side,
+    the square that this makes with itself, and the result with the matrix."""
+    short, long = sorted((rows, columns))
+    products = MATRIX_STEPS * (4.0 * short * short * long + 2.0 * short**3)
+    return products / where.flops + MATRIX_BYTES * rows * columns / where.memory_bandwidth
+
+
 @dataclass(frozen=True, slots=True)
 class Costs:
     """Seconds and bytes of one micro-batch in each class of layer."""

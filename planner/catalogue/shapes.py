@@ -6,9 +6,15 @@ models there are is in `models.py`, and what a config.json says in `configs.py`;
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Literal
+
+from ssdplan.plans.documents.matrices import Matrix
+from ssdplan.plans.documents.profile import Layer, State
+from ssdplan.plans.documents.state_layout import GRAIN, TENSOR_ALIGNMENT
+from ssdplan.plans.documents.table import ROW_GRAIN, Table
 
 Tensor = tuple[int, ...]
 Form = Literal["gated", "gpt2", "opt"]
@@ -161,6 +167,10 @@ class Shape:
         """Tensors of one block."""
         return (*self._attention(), *self._mlp(), *self._experts(), *self._vectors())
 
+    def matrices(self) -> tuple[Tensor, ...]:
+        """Those of a block that Muon updates: its weights of two dimensions."""
+        return (*self._attention(), *self._mlp())
+
     def multiplied(self) -> int:
         """Elements of a block that a token is multiplied by: all its matrices, of a mixture those of active experts."""
         dense = sum(map(prod, (*self._attention(), *self._mlp())))
@@ -267,6 +277,61 @@ class Shape:
 
     def _norms(self, count: int) -> tuple[Tensor, ...]:
         return ((self.hidden,),) * (count * NORM_TENSORS[self.build.norm])
+
+
+def laid_out(shape: Shape, *, muon: bool = False) -> tuple[tuple[State, ...], tuple[Layer, ...]]:
+    """The states and layers of such a model, in the order of executor/model/model.py: embedding, blocks, head, and last
+    what both ends use. `muon`: the matrices of each block are a state of their own, which Muon updates."""
+    states: list[State] = []
+
+    def add(state: State) -> tuple[int, ...]:
+        states.append(state)
+        return (len(states) - 1,)
+
+    def state(name: str, state_class: str, tensors: Sequence[Tensor], table: Table | None = None) -> tuple[int, ...]:
+        if not tensors:
+            return ()
+        return add(State(name=name, state_class=state_class, elements=_padded(tensors), table=table))
+
+    def block(name: str) -> tuple[int, ...]:
+        if not muon:
+            return state(name, "block", shape.block())
+        matrices: list[Matrix] = []
+        for rows, columns in shape.matrices():
+            matrices.append(Matrix(rows=rows, columns=columns, start=matrices[-1].stop if matrices else 0))
+        rest = state(name, "block", (*shape._experts(), *shape._vectors()))
+        mine = State(
+            name=f"{name}.matrices",
+            state_class="block.matrices",
+            elements=matrices[-1].stop,
+            matrices=tuple(matrices),
+        )
+        return rest + add(mine)
+
+    embedding = state("embedding", "embedding", shape.embedding(), _table(shape))
+    blocks = [block(f"block.{index}") for index in range(shape.blocks)]
+    head = state("head", "head", shape.head())
+    tied = state("tied", "tied", shape.shared())
+    layers = [Layer(name="embedding", layer_class="embedding", states=embedding + tied)]
+    layers += [Layer(name=f"block.{index}", layer_class="block", states=own) for index, own in enumerate(blocks)]
+    layers.append(Layer(name="head", layer_class="head", states=head + tied))
+    return tuple(states), tuple(layers)
+
+
+def _table(shape: Shape) -> Table | None:
+    """The embedding's, which the head does not share, where the embedding has nothing else."""
+    if shape.embedding() != ((shape.vocab, shape.hidden),) or shape.hidden % ROW_GRAIN:
+        return None
+    return Table(rows=shape.vocab, row_elements=shape.hidden)
+
+
+def _padded(tensors: Sequence[Tensor]) -> int:
+    """Elements of a state: each tensor begins at a multiple of TENSOR_ALIGNMENT."""
+    return _up(sum(_up(prod(tensor), TENSOR_ALIGNMENT) for tensor in tensors), GRAIN)
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
 
 
 def fingerprint(shape: Shape) -> str:

@@ -6,31 +6,26 @@ each), and the note that every figure is an estimate. It decides nothing, and it
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 
+from ssdplan.plans.documents.matrices import MatrixUpdate
 from ssdplan.plans.documents.profile import (
-    Layer,
     LayerClass,
     Machine,
     MixedBandwidth,
     Model,
     Profile,
-    State,
     Volume,
     logits_chunk_tokens,
 )
 from ssdplan.plans.documents.state_layout import (
     ELEMENT_BYTES,
     GRADIENT_BYTES,
-    GRAIN,
     OPTIMIZER_FORMATS,
-    TENSOR_ALIGNMENT,
     USUAL,
     OptimizerFormats,
     Precision,
 )
 from ssdplan.plans.documents.stripe_shares import CYCLE
-from ssdplan.plans.documents.table import ROW_GRAIN, Table
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import parse_bytes
 
@@ -55,11 +50,11 @@ from . import (
     find,
     nearest,
 )
-from .costs import Compute, Costs
+from .costs import Compute, Costs, matrix_seconds
 from .figure import GIVEN
 from .parts import NO_GPU, memory_of, processor
 from .ranks import ONE_RANK, Ranks, network, network_figures, networks_of
-from .shapes import Tensor, fingerprint, remarks_of
+from .shapes import fingerprint, laid_out, remarks_of
 
 MOST_TOKENS = 1 << 26
 """Of a micro-batch; more than any device holds."""
@@ -88,6 +83,8 @@ class WhatIf:
     ranks share; `host_memory_bytes` is of a rank."""
     networks: Sequence[str] = ()
     """Names of what they exchange over; between GPUs of a machine their links where none is named."""
+    muon: bool = False
+    """Muon updates the matrices of blocks, and AdamW the rest."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Name of a figure (`gpu.flops`) -> the value to take instead."""
 
@@ -120,6 +117,7 @@ def estimate(what_if: WhatIf) -> Profile:
                 shape.vocab, round(figures["gpu.memory"].value) if "gpu.memory" in figures else 0
             ),
             workspace_margin=_workspace_margin(figures),
+            host=_host_compute(figures) if what_if.muon else None,
         ),
         notes=tuple(_notes(what_if, shape, drives, figures)),
     )
@@ -229,10 +227,11 @@ def _figures(what_if: WhatIf) -> dict[str, Figure]:
         "cpu.memory-bandwidth": cpu.memory_bandwidth,
         "cpu.memory-efficiency": MEMORY_EFFICIENCY,
     }
+    if what_if.gpu.lower() == NO_GPU or what_if.muon:
+        figures |= {"cpu.flops": cpu.flops, "cpu.efficiency": COMPUTE_EFFICIENCY}
     if what_if.gpu.lower() == NO_GPU:
         if what_if.link:
             raise UsageError(f"--link {what_if.link}: without a GPU there is no link; leave it out")
-        figures |= {"cpu.flops": cpu.flops, "cpu.efficiency": COMPUTE_EFFICIENCY}
         link = IN_DRAM
     else:
         gpu = find(f"GPU (or {NO_GPU})", what_if.gpu, GPUS)
@@ -372,6 +371,11 @@ def _compute(figures: Mapping[str, Figure]) -> Compute:
             value["gpu.passes"],
             value["gpu.launch"],
         )
+    return _host_compute(figures)
+
+
+def _host_compute(figures: Mapping[str, Figure]) -> Compute:
+    value = {name: figure.value for name, figure in figures.items()}
     flops = value["cpu.flops"] * value["cpu.efficiency"]
     return Compute(flops, value["cpu.memory-bandwidth"] * value["cpu.memory-efficiency"], flops, 0.0)
 
@@ -385,29 +389,15 @@ def estimate_model(
     micro_batch_sizes: Sequence[int],
     head_chunk_tokens: int | None = None,
     workspace_margin: float = 0.0,
+    host: Compute | None = None,
 ) -> Model:
-    """A model as the profiler would write it down, without weights.
+    """A model as the profiler would write it down, without weights. `host`: what the processor reaches, for a model
+    whose matrices Muon updates there, or on the device.
 
     `head_chunk_tokens`: whose logits the head makes at a time, None: a whole micro-batch's. `workspace_margin`: the
     fraction by which workspaces are raised for the allocator's fragmentation.
-
-    Layers and states are in the order of executor/model/model.py: embedding, blocks, head, and last what both ends use.
     """
-    states: list[State] = []
-
-    def state(name: str, state_class: str, tensors: Sequence[Tensor], table: Table | None = None) -> tuple[int, ...]:
-        if not tensors:
-            return ()
-        states.append(State(name=name, state_class=state_class, elements=_padded(tensors), table=table))
-        return (len(states) - 1,)
-
-    embedding = state("embedding", "embedding", shape.embedding(), _table(shape))
-    blocks = [state(f"block.{index}", "block", shape.block()) for index in range(shape.blocks)]
-    head = state("head", "head", shape.head())
-    tied = state("tied", "tied", shape.shared())
-    layers = [Layer(name="embedding", layer_class="embedding", states=embedding + tied)]
-    layers += [Layer(name=f"block.{index}", layer_class="block", states=own) for index, own in enumerate(blocks)]
-    layers.append(Layer(name="head", layer_class="head", states=head + tied))
+    states, layers = laid_out(shape, muon=host is not None)
     rows = sorted(micro_batch_sizes)
     costs = {
         size: Costs(shape, precision, size, sequence_length, compute, head_chunk_tokens, workspace_margin)
@@ -423,8 +413,8 @@ def estimate_model(
         precision=precision,
         sequence_length=sequence_length,
         context_bytes={size: costs[size].context_bytes() for size in rows},
-        states=tuple(states),
-        layers=tuple(layers),
+        states=states,
+        layers=layers,
         classes=(
             LayerClass(name="embedding", timings=tuple(costs[size].embedding() for size in rows)),
             LayerClass(name="block", timings=tuple(costs[size].block() for size in rows)),
@@ -433,23 +423,18 @@ def estimate_model(
         figures="estimated",
         head_chunk_tokens=head_chunk_tokens,
         workspace_margin=workspace_margin,
+        matrix_updates=tuple(
+            MatrixUpdate(
+                rows=rows,
+                columns=columns,
+                seconds=matrix_seconds(rows, columns, host),
+                device_seconds=matrix_seconds(rows, columns, compute),
+            )
+            for rows, columns in sorted(set(shape.matrices()))
+        )
+        if host
+        else (),
     )
-
-
-def _table(shape: Shape) -> Table | None:
-    """The embedding's, which the head does not share, where the embedding has nothing else."""
-    if shape.embedding() != ((shape.vocab, shape.hidden),) or shape.hidden % ROW_GRAIN:
-        return None
-    return Table(rows=shape.vocab, row_elements=shape.hidden)
-
-
-def _padded(tensors: Sequence[Tensor]) -> int:
-    """Elements of a state: each tensor begins at a multiple of TENSOR_ALIGNMENT."""
-    return _up(sum(_up(prod(tensor), TENSOR_ALIGNMENT) for tensor in tensors), GRAIN)
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
 
 
 # What a reader should know.

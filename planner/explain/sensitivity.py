@@ -7,6 +7,7 @@ machines; so each row solves the program again on the changed machine, and the d
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ssdplan.plans.documents.matrices import longer
 from ssdplan.plans.documents.plan import Sensitivity
 from ssdplan.plans.documents.profile import Machine, Model, Network
 from ssdplan.plans.documents.state_layout import OPTIMIZER_FORMATS
@@ -86,10 +87,10 @@ def sensitivities(fitter: Fitter, solved: Solved) -> tuple[Sensitivity, ...]:
             "update rate",
             "2x",
             "updates twice as fast" if machine.compute_shares_cpu else "twice the cores for updates",
-            lambda: seconds(machine=_faster_updates(machine, 2.0)),
+            lambda: seconds(machine=_faster_updates(machine, 2.0), model=_faster_matrices(model, 2.0)),
         ),
     ]
-    if branch.fixed.formats.moments == "fp32" and not branch.fixed.zeroth_order:
+    if branch.fixed.formats.moments == "fp32" and not branch.fixed.zeroth_order and not model.muon:
         halved = replace(
             branch, fixed=replace(branch.fixed, formats=OPTIMIZER_FORMATS[branch.fixed.formats.masters, "bf16"])
         )
@@ -212,6 +213,13 @@ def _faster_updates(machine: Machine, factor: float) -> Machine:
     names = ("update_rate", "update_rate_bf16", "update_rate_int8", "checksum_rate")
     rates = {name: getattr(machine, name) for name in names}
     return machine.model_copy(update={name: rate and rate * factor for name, rate in rates.items()})
+
+
+def _faster_matrices(model: Model, factor: float) -> Model:
+    """`model` with host's updates of matrices faster; the very same where it has none."""
+    if not model.muon:
+        return model
+    return model.model_copy(update={"matrix_updates": longer(model.matrix_updates, 1 / factor)})
 
 
 def _faster_drives(machine: Machine, factor: float) -> Machine:

@@ -444,7 +444,7 @@ class Fitter:
     def _decision(self, candidate: Candidate, program: ProgramResult, pace: Pace) -> Decision:
         return Decision(
             schedule=self.fixed.schedule,
-            optimizer="mezo" if self.fixed.zeroth_order else "adamw",
+            optimizer="mezo" if self.fixed.zeroth_order else "muon" if self.model.muon else "adamw",
             zeroth_order=self.fixed.zeroth_order,
             optimizer_states=self.fixed.formats.moments,
             masters=self.fixed.formats.masters,

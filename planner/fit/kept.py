@@ -4,8 +4,8 @@ Owns that rounding, and the case of a device that keeps everything.
 """
 
 from ssdplan.plans.documents.profile import Machine, Model
-from ssdplan.plans.documents.rates import device_update_rate
-from ssdplan.plans.documents.state_layout import OptimizerFormats, formats_in, parameters_bytes, precision_of
+from ssdplan.plans.documents.rates import updates_on_device
+from ssdplan.plans.documents.state_layout import OptimizerFormats, optimizer_bytes, parameters_bytes
 from ssdplan.plans.schedule.shards import Shards
 
 from ..program.choices import FixedChoices, KeptShares
@@ -38,8 +38,7 @@ def everything(model: Model) -> dict[str, KeptShares]:
 
 def states_bytes(model: Model, formats: OptimizerFormats) -> int:
     """What a device that keeps everything has of states alone."""
-    trained = [(state, formats_in(precision_of(state, model.precision), formats)) for state in model.states]
-    updated = sum(form.range_bytes(state.elements) for state, form in trained if not state.frozen)
+    updated = optimizer_bytes(model.states, model.precision, formats)
     return updated + parameters_bytes(model.states, model.precision)
 
 
@@ -47,7 +46,7 @@ def may_keep_everything(model: Model, machine: Machine, device_bytes: int, fixed
     """Whether the device can update, has room for all states, and nothing that the user has fixed is against it."""
     decided = fixed.optimizer, fixed.kept, fixed.checkpoints_device, fixed.zeroth_order
     may = fixed.schedule == "vertical" and all(each is None for each in decided)
-    can = device_update_rate(machine, fixed.formats) is not None
+    can = updates_on_device(model, machine, fixed.formats)
     return may and can and states_bytes(Shards(fixed.shares).owned(model), fixed.formats) < device_bytes
 
 

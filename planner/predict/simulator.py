@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from math import inf
 
 from ssdplan.plans.analysis.drift import TIE, Expectation
+from ssdplan.plans.documents.matrices import seconds_of
 from ssdplan.plans.documents.plan import Decision
 from ssdplan.plans.documents.profile import (
     Machine,
@@ -283,7 +284,11 @@ def _seconds_alone(
         else:
             assert isinstance(op, Update)
             needed = op.elements / update_rate(machine, op.formats)
-            if op.on_device:
+            if op.matrices:
+                found = seconds_of(model.matrix_updates, op.matrices, on_device=op.on_device)
+                assert found is not None, "an update of matrices on a device that nobody measured any on"
+                needed = found
+            elif op.on_device:
                 needed = (1 - NORM_SHARE) * op.elements / on_device
             if op.stored and machine.checksum_rate:
                 needed += op.optimizer.nbytes / machine.checksum_rate

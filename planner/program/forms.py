@@ -193,6 +193,8 @@ class _Times:
         h2d = _scaled(stage.h2d_bytes, 1 / machine.h2d_bandwidth)
         d2h = _scaled(stage.d2h_bytes, 1 / machine.d2h_bandwidth)
         updates = {variable: factor / self.rate for variable, factor in stage.updates.items() if factor}
+        if stage.matrices:
+            updates = _sum(updates, _scaled(stage.matrices, -1 / self.rate), stage.matrix_seconds)
         if machine.checksum_rate is not None:
             passing = {variable: read for variable, read in stage.read_bytes.items() if variable in self.passing}
             updates = _sum(updates, _scaled(passing, 1 / machine.checksum_rate))
@@ -203,6 +205,8 @@ class _Times:
         compute = stage.compute_seconds
         if self.on_device and stage.device_updates:
             compute = _sum(compute, _scaled(stage.device_updates, 1 / self.on_device))
+        if self.on_device and stage.device_matrix_seconds:
+            compute = _sum(compute, stage.device_matrix_seconds)
         if stage.perturbed or stage.pending:
             passes = perturb_seconds(machine, stage.perturbed, copies=True, pending=0.0, masters=self.masters)
             each = perturb_seconds(machine, 1.0, copies=False, pending=1.0, masters=self.masters)
@@ -291,6 +295,9 @@ def _without(stage: Stage, absent: Set[Variable]) -> Stage:
         compute_seconds=_less(stage.compute_seconds, absent),
         updates=_less(stage.updates, absent),
         device_updates=_less(stage.device_updates, absent),
+        matrices=_less(stage.matrices, absent),
+        matrix_seconds=_less(stage.matrix_seconds, absent),
+        device_matrix_seconds=_less(stage.device_matrix_seconds, absent),
         pending=_less(stage.pending, absent),
         gathered=_less(stage.gathered, absent),
     )

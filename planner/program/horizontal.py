@@ -13,7 +13,7 @@ from ssdplan.plans.documents.state_layout import (
 )
 
 from . import saved
-from .stages import LayerGroup, Stage, Work
+from .stages import LayerGroup, Stage, Updating, Work
 from .traffic import Traffic
 from .traffic import host_bytes as vertical_host_bytes
 from .traffic import ssd_bytes as vertical_ssd_bytes
@@ -84,7 +84,7 @@ def _backward(
 ) -> Stage:
     micro_batch_size, several, exchanged, added, collectives = work.micro_batch_size, work.ranks > 1, 0.0, 0.0, 0
     checkpoint = checkpoint_bytes(model, micro_batch_size) if group.role == "block" else 0
-    read, write, updates = _parameters_read(group), dict[Variable, float](), dict[Variable, float]()
+    read, write, updating = _parameters_read(group), dict[Variable, float](), Updating()
     h2d, d2h = _parameters_uploaded(group), {CONSTANT: 0.0}
     h2d[CONSTANT] += checkpoint
     for variable, nbytes in _checkpoint_on_ssd(checkpoint).items():
@@ -101,7 +101,7 @@ def _backward(
             exchanged += GRADIENT_BYTES * use.others
             added += GRADIENT_BYTES * use.padded
             collectives += 1
-            updates[CONSTANT] = updates.get(CONSTANT, 0.0) + size
+            updating.add(use, 1.0, {CONSTANT: 1.0}, {})
             h2d[fractions.device] += use.element * size  # what an update makes
             if formats.takes_copy:
                 d2h[fractions.device] = d2h.get(fractions.device, 0.0) + use.element * size
@@ -117,7 +117,9 @@ def _backward(
         count=times * group.count,
         read_bytes=read,
         write_bytes=write,
-        updates=updates,
+        updates=updating.host,
+        matrices=updating.matrices,
+        matrix_seconds=updating.seconds,
         h2d_bytes=h2d,
         d2h_bytes=d2h,
         compute_seconds={CONSTANT: model.timing(group.layer_class, micro_batch_size).backward_stage_seconds(1)},

@@ -9,7 +9,7 @@ from typing import Any
 
 from ssdplan.plans.documents.plan import needs_all_gradients
 from ssdplan.plans.documents.profile import Machine, Model
-from ssdplan.plans.documents.rates import device_update_rate
+from ssdplan.plans.documents.rates import updates_on_device
 
 from .choices import FREE, Aim, FixedChoices, Limits, Question
 from .forms import forms_of
@@ -98,7 +98,7 @@ def state(model: Model, machine: Machine, question: Question) -> LinearProgram:
         keeps=fixed.kept is not None or limits.device_bytes is not None or fixed.unified_memory,
         saves=fixed.saved_tiers(limits.device_bytes),
         zeroth_order=fixed.zeroth_order,
-        updates_on_device=_updates_on_device(machine, limits, fixed),
+        updates_on_device=_updates_on_device(model, machine, limits, fixed),
         checkpoints_on_device=_checkpoints_on_device(limits, fixed),
         updates_wait=bool(needs_all_gradients(model.precision, fixed.clip_grad_norm)),
         ranks=fixed.shares,
@@ -106,10 +106,10 @@ def state(model: Model, machine: Machine, question: Question) -> LinearProgram:
     return LinearProgram(forms_of(model, machine, work), limits, fixed)
 
 
-def _updates_on_device(machine: Machine, limits: Limits, fixed: FixedChoices) -> bool:
+def _updates_on_device(model: Model, machine: Machine, limits: Limits, fixed: FixedChoices) -> bool:
     """Whether the device may keep optimizer states: where the user has fixed what it keeps, as that says, and else
     where it may keep parameters and nobody has said where optimizer states live."""
-    if fixed.schedule != "vertical" or fixed.unified_memory or device_update_rate(machine, fixed.formats) is None:
+    if fixed.schedule != "vertical" or fixed.unified_memory or not updates_on_device(model, machine, fixed.formats):
         return False
     if fixed.kept is not None:
         return any(shares.updated for shares in fixed.kept.values())

@@ -9,7 +9,7 @@ from ssdplan.plans.documents.plan import SavedTier, ScheduleName
 from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, USUAL, OptimizerFormats, Precision, formats_in
 from ssdplan.plans.documents.zeroth_order import ZerothOrder, parameter_format
 
-from .variables import Linear
+from .variables import Linear, Variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Work:
 
     def formats_of(self, use: "Use") -> OptimizerFormats:
         """Of a state's optimizer states."""
-        return formats_in(use.precision, self.formats)
+        return formats_in(use.precision, self.formats, muon=use.muon)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,12 @@ class Stage:
     compute_seconds: Linear
     device_updates: Linear = field(default_factory=dict)
     """Elements that compute's own device updates."""
+    matrices: Linear = field(default_factory=dict)
+    """Of `updates`, the elements of matrices that Muon updates."""
+    matrix_seconds: Linear = field(default_factory=dict)
+    """What those take, which no rate of elements says."""
+    device_matrix_seconds: Linear = field(default_factory=dict)
+    """What the device's updates of matrices take; they are not among `device_updates`."""
     perturbed: float = 0.0
     """Elements of which perturbed copies are made, once for each direction that is drawn for them."""
     pending: Linear = field(default_factory=dict)
@@ -99,6 +105,12 @@ class Use:
     """The same with the padding behind the last ranks' shares."""
     precision: Precision
     """Of its parameters."""
+    muon: bool = False
+    """Muon updates it."""
+    seconds: float = 0.0
+    """Of Muon's update of all of it, on host."""
+    device_seconds: float | None = None
+    """The same on the device, if that can."""
 
     @property
     def element(self) -> int:
@@ -133,3 +145,31 @@ class LayerGroup:
     head_share: float
     """The part of the head's delayed updates that runs during its forward."""
     count: int = field(default=1)
+
+
+@dataclass(slots=True)
+class Updating:
+    """The updates of a stage while they are being summed: what of `Stage` says them."""
+
+    host: dict[Variable, float] = field(default_factory=dict)
+    device: dict[Variable, float] = field(default_factory=dict)
+    matrices: dict[Variable, float] = field(default_factory=dict)
+    seconds: dict[Variable, float] = field(default_factory=dict)
+    device_seconds: dict[Variable, float] = field(default_factory=dict)
+
+    def add(self, use: Use, share: float, on_host: Linear, on_device: Linear) -> None:
+        """A share of a state, of which host updates the fraction `on_host` and the device that `on_device`."""
+        size = share * use.elements
+        _add(self.host, on_host, size)
+        if not use.muon:
+            _add(self.device, on_device, size)
+            return
+        _add(self.matrices, on_host, size)
+        _add(self.seconds, on_host, share * use.seconds)
+        if use.device_seconds is not None:
+            _add(self.device_seconds, on_device, share * use.device_seconds)
+
+
+def _add(total: dict[Variable, float], form: Linear, factor: float) -> None:
+    for variable, each in form.items():
+        total[variable] = total.get(variable, 0.0) + factor * each

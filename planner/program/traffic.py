@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ssdplan.plans.documents.matrices import seconds_of
 from ssdplan.plans.documents.profile import Model
 from ssdplan.plans.documents.state_layout import (
     GRADIENT_BYTES,
@@ -17,7 +18,7 @@ from ssdplan.plans.documents.state_layout import (
 from ssdplan.plans.schedule.shards import Shards
 
 from . import saved
-from .stages import LayerGroup, Stage, Use, Work
+from .stages import LayerGroup, Stage, Updating, Use, Work
 from .variables import CHECKPOINTS_ON_DEVICE, CHECKPOINTS_ON_HOST, CONSTANT, DELAY_RATIO, Linear, Variable, variables_of
 
 DELAYED_USES_AHEAD = 3
@@ -36,6 +37,14 @@ def layer_groups(model: Model, ranks: int = 1) -> tuple[LayerGroup, ...]:
     last, lowest = len(model.layers) - 1, model.first_trained
     spread = min(DELAYED_USES_AHEAD, last - 1)
     states = model.states
+    of_matrices = [
+        (
+            state.muon,
+            seconds_of(model.matrix_updates, state.matrices) or 0.0,
+            seconds_of(model.matrix_updates, state.matrices, on_device=True) if state.muon else None,
+        )
+        for state in states
+    ]
     counts: dict[tuple[Any, ...], int] = {}
     for number, layer in enumerate(model.layers):
         key = (  # of plain values: a group for every layer takes long to make
@@ -51,6 +60,7 @@ def layer_groups(model: Model, ranks: int = 1) -> tuple[LayerGroup, ...]:
                     states[index].elements,
                     shards.whole(states[index].elements),
                     precision_of(states[index], model.precision),
+                    *of_matrices[index],
                 )
                 for index in layer.states
             ),
@@ -198,8 +208,7 @@ def _forward(
     checkpoint = checkpoint_bytes(model, work.micro_batch_size)
     read: dict[Variable, float] = {}
     write: dict[Variable, float] = {}
-    updates: dict[Variable, float] = {}
-    on_device: dict[Variable, float] = {}
+    updating = Updating()
     gathered: dict[Variable, float] = {}
     h2d: dict[Variable, float] = {CONSTANT: 0.0 if group.role == "embedding" else float((n - 1) * checkpoint)}
     if group.role == "block" and group.backward:
@@ -227,10 +236,8 @@ def _forward(
             add(read, fractions.parameters.delayed_ssd, element * size)
             add(d2h, fractions.device_delayed, element * size)
             add(d2h, fractions.updated_delayed, -element * size)
-        add(updates, DELAY_RATIO, size)
-        add(updates, fractions.updated_delayed, -size)
-        if work.updates_wait:
-            add(on_device, fractions.updated, size)
+        late = {DELAY_RATIO: 1.0, fractions.updated_delayed: -1.0}
+        updating.add(use, share, late, {fractions.updated: 1.0} if work.updates_wait else {})
     add(d2h, CONSTANT, float((n if group.keeps_output else n - 1) * checkpoint))
     if group.keeps_output:
         _add_checkpoints_on_ssd(write, n * checkpoint)
@@ -241,8 +248,11 @@ def _forward(
         count=group.count,
         read_bytes=read,
         write_bytes=write,
-        updates=updates,
-        device_updates=on_device,
+        updates=updating.host,
+        device_updates=updating.device,
+        matrices=updating.matrices,
+        matrix_seconds=updating.seconds,
+        device_matrix_seconds=updating.device_seconds,
         h2d_bytes=h2d,
         d2h_bytes=d2h,
         compute_seconds={CONSTANT: compute_seconds},
@@ -256,8 +266,7 @@ def _backward(model: Model, group: LayerGroup, work: Work, compute_seconds: floa
     checkpoint = checkpoint_bytes(model, work.micro_batch_size)
     read: dict[Variable, float] = {}
     write: dict[Variable, float] = {}
-    updates: dict[Variable, float] = {}
-    on_device: dict[Variable, float] = {}
+    updating = Updating()
     gathered: dict[Variable, float] = {}
     exchanged = added = 0.0
     # Inter-layer gradients; for the head, its input.
@@ -288,12 +297,8 @@ def _backward(model: Model, group: LayerGroup, work: Work, compute_seconds: floa
             add(write, fractions.optimizer.prompt_ssd, formats.mean_bytes * size)
             add(write, fractions.parameters.prompt_ssd, element * size)
             add(write, fractions.gradient_ssd, GRADIENT_BYTES * size)
-            add(updates, CONSTANT, size)
-            add(updates, DELAY_RATIO, -size)
-            add(updates, fractions.updated, -size)
-            add(updates, fractions.updated_delayed, size)
-            if not work.updates_wait:
-                add(on_device, fractions.updated, size)
+            prompt = {CONSTANT: 1.0, DELAY_RATIO: -1.0, fractions.updated: -1.0, fractions.updated_delayed: 1.0}
+            updating.add(use, 1.0, prompt, {} if work.updates_wait else {fractions.updated: 1.0})
             for sign, there, late in (
                 (1, fractions.device, fractions.device_delayed),  # what a prompt update makes
                 (-1, fractions.updated, fractions.updated_delayed),
@@ -316,8 +321,11 @@ def _backward(model: Model, group: LayerGroup, work: Work, compute_seconds: floa
         count=group.count,
         read_bytes=read,
         write_bytes=write,
-        updates=updates,
-        device_updates=on_device,
+        updates=updating.host,
+        device_updates=updating.device,
+        matrices=updating.matrices,
+        matrix_seconds=updating.seconds,
+        device_matrix_seconds=updating.device_seconds,
         h2d_bytes=h2d,
         d2h_bytes=d2h,
         compute_seconds={CONSTANT: compute_seconds},

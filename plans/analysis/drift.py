@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from ..documents.matrices import longer
 from ..documents.plan import Plan
 from ..documents.profile import Machine, MixedBandwidth, Model, Timing, Volume
 from ..graph.collectives import AddShares, Collective
@@ -135,7 +136,8 @@ def corrected(machine: Machine, model: Model, slowdowns: dict[Figure, float]) ->
         forward = slowdowns.get(Figure("forward", entry.name), backward)
         timings = tuple(_longer(timing, forward, backward) for timing in entry.timings)
         classes.append(entry.model_copy(update={"timings": timings}))
-    return machine.model_copy(update=rates), model.model_copy(update={"classes": tuple(classes)})
+    changed = {"classes": tuple(classes), "matrix_updates": longer(model.matrix_updates, update)}
+    return machine.model_copy(update=rates), model.model_copy(update=changed)
 
 
 def find_drift(plan: Plan, timelines: Sequence[Timeline], advisor: Advisor) -> Drift | None:

@@ -45,6 +45,7 @@ ROLE_COLOURS = {
     Role.HIDDEN_STATES: "#88CCEE",
     Role.GRADIENTS: "#882255",
     Role.PERTURBED_PARAMETERS: "#D89BB5",
+    Role.ORTHOGONALISATION: "#661100",
 }
 """From the bottom of the stack to its top: what stays, then what comes and goes."""
 SIZE_COLOURS = ("#332288", "#CC6677", "#117733", "#88CCEE", "#AA4499", "#DDCC77", "#44AA99", "#882255", "#999933")

@@ -11,8 +11,9 @@ from pydantic import Field, model_validator
 from ..errors import MismatchError
 from . import state_layout
 from .base import Bytes, Count, Document, Fraction, Name, Part, Positive, Seconds, Sparing
+from .matrices import unfit_plan
 from .profile import Machine, Model, Rung
-from .rates import device_update_rate, rows_rates
+from .rates import rows_rates, updates_on_device
 from .state_layout import GRAIN, Elements, Format, Masters, OptimizerFormats, OptimizerStates, Precision
 from .zeroth_order import ZerothOrder, parameter_format
 
@@ -86,7 +87,7 @@ class Decision(Sparing):
     _SPARED = ("saved", "zeroth_order")
 
     schedule: ScheduleName
-    optimizer: Literal["adamw", "mezo"]
+    optimizer: Literal["adamw", "muon", "mezo"]
     zeroth_order: ZerothOrder | None = None
     """Of `mezo` alone."""
     optimizer_states: OptimizerStates
@@ -229,7 +230,7 @@ class Decision(Sparing):
 
     @property
     def formats(self) -> OptimizerFormats:
-        """Of optimizer states."""
+        """Of optimizer states, but for those of matrices that Muon updates."""
         return state_layout.OPTIMIZER_FORMATS[self.masters, self.optimizer_states]
 
     def parameters_of(self, state: Elements) -> Format:
@@ -243,7 +244,8 @@ class Decision(Sparing):
 
     def formats_of(self, state: Elements) -> OptimizerFormats:
         """Of a state's optimizer states."""
-        return state_layout.formats_in(state_layout.precision_of(state, self.precision), self.formats)
+        precision = state_layout.precision_of(state, self.precision)
+        return state_layout.formats_in(precision, self.formats, muon=state.muon)
 
 
 def most_micro_batches(model: Model) -> int:
@@ -413,15 +415,17 @@ class Plan(Document):
             raise ValueError("decision.optimizer_states is int8, and machine.update_rate_int8 says nothing of updates")
         if self.decision.micro_batch_size not in self.model.micro_batch_sizes:
             raise ValueError("decision.micro_batch_size was not profiled")
+        there = updates_on_device(self.model, self.machine, self.decision.formats)
         for state in self.model.states:
             placement = self.decision.placement[state.state_class]
             if placement.frozen != (state.frozen or self.decision.optimizer == "mezo"):
                 has = "no optimizer states, and is not" if placement.frozen else "optimizer states, and is"
                 raise ValueError(f"decision.placement.{state.state_class}: {state.name} has {has} frozen")
-            if placement.optimizer_device and device_update_rate(self.machine, self.decision.formats) is None:
-                why = "the machine has no device_update_rate for these optimizer states; set it to 0"
-                there = f"{state.state_class}.optimizer_device = {placement.optimizer_device:g}"
-                raise ValueError(f"decision.placement.{there}: {why}")
+            if placement.optimizer_device and not there:
+                why = "nobody measured such updates on the device (device_update_rate, device_seconds); set it to 0"
+                raise ValueError(f"decision.placement.{state.state_class}.optimizer_device: {why}")
+        if why := unfit_plan(self.decision, muon=self.model.muon):
+            raise ValueError(why)
         turning = self.model.trained_blocks
         for index, state in enumerate(self.model.states):
             turn = self.decision.placement[state.state_class].parameters_turn

@@ -9,6 +9,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from .base import Bytes, Count, Document, Fraction, Index, Kept, Name, Part, Positive, Seconds, Sparing
+from .emulation import Emulation
+from .matrices import Matrix, MatrixUpdate, badly_laid
 from .rows import row_lengths
 from .state_layout import GRAIN, Precision
 from .table import Table
@@ -62,22 +64,6 @@ class Volume(Part):
         if not (first.read > 0 and first.write == 0 and last.write > 0 and last.read == 0):
             raise ValueError("frontier must start at reads only and end at writes only")
         return self
-
-
-MOST_SLOWER = 1_000_000
-
-
-class Emulation(Part):
-    """What a small stand-in, which runs for real, stands for (DESIGN 11)."""
-
-    like: Name
-    """A model of the catalogue."""
-    gpu: Name
-    ssd: Name
-    smaller: Annotated[int, Field(ge=2, le=256)]
-    """What every width, the vocabulary and the rows of the stand-in are divided by; bytes are by its square."""
-    slower: Annotated[float, Field(gt=0.0, lt=MOST_SLOWER, allow_inf_nan=False)]
-    """How many times as long as the catalogue says each operation lasts."""
 
 
 class Network(Part):
@@ -177,7 +163,7 @@ class State(Sparing):
     """A flat vector of parameters that streams as one (`state_layout.py`): its elements, and the class that shares a
     placement."""
 
-    _SPARED = ("precision", "table")
+    _SPARED = ("precision", "table", "matrices")
 
     name: Name
     state_class: Name
@@ -190,6 +176,13 @@ class State(Sparing):
     agree."""
     table: Table | None = None
     """What it is, if it is a table of token embeddings and no more, of which the model reads its tokens' rows alone."""
+    matrices: tuple[Matrix, ...] = Field(default=(), max_length=1 << 16)
+    """What it is, if Muon updates it; empty of all that AdamW does. All states of a class agree."""
+
+    @property
+    def muon(self) -> bool:
+        """Whether Muon updates it, whole matrices at a time."""
+        return bool(self.matrices)
 
     @model_validator(mode="after")
     def _aligned(self) -> Self:
@@ -197,6 +190,9 @@ class State(Sparing):
             raise ValueError(f"elements = {self.elements} is not a multiple of {GRAIN}")
         if self.table and not 0 <= self.elements - self.table.elements < GRAIN:
             raise ValueError(f"table: {self.table.rows} rows of {self.table.row_elements} are not its elements")
+        other = "a state that is frozen or a table has none" if self.frozen or self.table else ""
+        if self.matrices and (why := other or badly_laid(self.matrices, self.elements)):
+            raise ValueError(f"matrices: {why}")
         return self
 
 
@@ -358,7 +354,7 @@ class Kernels(Part):
 class Model(Sparing):
     """The model as the planner sees it: layers, states and what each class costs."""
 
-    _SPARED = ("compression",)
+    _SPARED = ("compression", "matrix_updates")
 
     name: str
     path: str = ""
@@ -391,6 +387,8 @@ class Model(Sparing):
     """For every number of tokens that a micro-batch can have, as far as a process keeps anything for it."""
     compression: tuple[CompressionError, ...] = Field(default=(), max_length=1 << 16)
     """Of each block and each of its int8 rungs; empty where nobody measured it."""
+    matrix_updates: tuple[MatrixUpdate, ...] = Field(default=(), max_length=1 << 16)
+    """Of each shape of the matrices that Muon updates."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -405,15 +403,22 @@ class Model(Sparing):
             raise ValueError("a state belongs to no layer")
         if all(state.frozen for state in self.states):
             raise ValueError("every state is frozen, so there is nothing to train")
-        frozen = {state.state_class for state in self.states if state.frozen}
-        for state in self.states:
-            if not state.frozen and state.state_class in frozen:
-                raise ValueError(f"state {state.name} is not frozen, and others of its class {state.state_class} are")
+        for what in ("frozen", "muon"):
+            alike = {each.state_class for each in self.states if getattr(each, what)}
+            for each in self.states:
+                if each.state_class in alike and not getattr(each, what):
+                    raise ValueError(f"state {each.name} is not {what}, and others of its class {each.state_class} are")
         if self.precision == "fp32" and any(state.precision for state in self.states):
             raise ValueError("a state's precision is fp32 in a model in fp32; leave it out")
         kinds = {(state.state_class, state.precision) for state in self.states}
         if len(kinds) > len({state.state_class for state in self.states}):
             raise ValueError("states of one class differ in precision")
+        measured = {(update.rows, update.columns) for update in self.matrix_updates}
+        for index, state in enumerate(self.states):
+            if state.muon and not 0 < self.uses(index)[0] <= self.uses(index)[-1] < len(self.layers) - 1:
+                raise ValueError(f"state {state.name} has matrices, and is not a block's")
+            if lacking := {matrix.shape for matrix in state.matrices} - measured:
+                raise ValueError(f"matrix_updates say nothing of a matrix of {' x '.join(map(str, min(lacking)))}")
         if any(state.table and self.uses(index) != (0,) for index, state in enumerate(self.states)):
             raise ValueError("a table of token embeddings is of another layer than the embedding")
         for layer in self.layers[1:-1]:
@@ -429,6 +434,11 @@ class Model(Sparing):
     def uses(self, state: int) -> tuple[int, ...]:
         """The layers that use a state, in order; two for tied embeddings."""
         return tuple(index for index, layer in enumerate(self.layers) if state in layer.states)
+
+    @property
+    def muon(self) -> bool:
+        """Whether it was profiled to be trained by Muon, with AdamW for the rest."""
+        return any(state.muon for state in self.states)
 
     @property
     def table(self) -> int | None:

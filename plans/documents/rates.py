@@ -4,7 +4,8 @@ Owns which of a machine's figures counts for which formats, what counts where no
 update moves.
 """
 
-from .profile import Machine
+from .matrices import seconds_of
+from .profile import Machine, Model
 from .state_layout import GRADIENT_BYTES, OptimizerFormats
 
 NORM_SHARE = 1 / 8
@@ -41,6 +42,14 @@ def device_update_rate(machine: Machine, formats: OptimizerFormats) -> float | N
     if machine.device != "cpu" or (formats.moments == "int8" and machine.update_rate_int8 is None):
         return None
     return (1 - NORM_SHARE) * update_rate(machine, formats)
+
+
+def updates_on_device(model: Model, machine: Machine, formats: OptimizerFormats) -> bool:
+    """Whether the device of `machine` can update any state of `model`: all that Muon updates of it were measured
+    there."""
+    matrices = (matrix for state in model.states for matrix in state.matrices)
+    there = seconds_of(model.matrix_updates, matrices, on_device=True) is not None
+    return there and device_update_rate(machine, formats) is not None
 
 
 def perturb_seconds(machine: Machine, elements: float, *, copies: bool, pending: float, masters: bool) -> float:

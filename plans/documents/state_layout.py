@@ -10,8 +10,9 @@ trained, or all of it is frozen. Each state has parameters; a trained one also h
 
 **A layer has one state or several**: those of its own, then those that it shares with another layer (a tied embedding).
 Its forward and its backward use all of them, one region of weights for each. A block shares none. A layer of which a
-part is frozen, or is kept in fp32 and the rest is not, has a state of its own for that part; one that is cut into
-pieces has one for each piece.
+part is frozen, or is kept in fp32 and the rest is not, or is matrices that Muon updates, has a state of its own for
+that part; one that is cut into pieces has one for each piece. Of a state of matrices each begins at a multiple of
+`GRAIN`, and none is ever cut (`matrices.py`).
 
 **A state in fp32** in a model of bf16 or fp16 (routers, decays) has parameters of four bytes and whole masters, as all
 states have in fp32 training, whatever the others have; its moments are in the plan's format.
@@ -170,6 +171,10 @@ GRADIENT_BYTES = GRADIENT.element_bytes
 
 _MASTERS: dict[Masters, Format] = {"fp32": FP32, "residual": RESIDUAL, "none": NONE}
 _MOMENTS: dict[OptimizerStates, Format] = {"fp32": FP32, "bf16": BF16, "int8": INT8}
+MOMENTUM: dict[Masters, OptimizerFormats] = {
+    masters: OptimizerFormats(masters, "fp32", master, FP32, NONE) for masters, master in _MASTERS.items()
+}
+"""Of a state of matrices, which Muon updates: one moment."""
 OPTIMIZER_FORMATS: dict[tuple[Masters, OptimizerStates], OptimizerFormats] = {
     (masters, moments): OptimizerFormats(masters, moments, master, moment, moment)
     for masters, master in _MASTERS.items()
@@ -198,6 +203,8 @@ class Elements(Protocol):
     def frozen(self) -> bool: ...
     @property
     def precision(self) -> Precision | None: ...
+    @property
+    def muon(self) -> bool: ...
 
 
 def precision_of(state: Elements, precision: Precision) -> Precision:
@@ -205,10 +212,11 @@ def precision_of(state: Elements, precision: Precision) -> Precision:
     return state.precision or precision
 
 
-def formats_in(precision: Precision, formats: OptimizerFormats) -> OptimizerFormats:
+def formats_in(precision: Precision, formats: OptimizerFormats, *, muon: bool = False) -> OptimizerFormats:
     """Of the optimizer states of a state in `precision`, where those of the plan are `formats`: in fp32 masters are
-    whole."""
-    return OPTIMIZER_FORMATS["fp32", formats.moments] if precision == "fp32" else formats
+    whole. `muon`: Muon updates it, with one moment."""
+    masters: Masters = "fp32" if precision == "fp32" else formats.masters
+    return MOMENTUM[masters] if muon else OPTIMIZER_FORMATS[masters, formats.moments]
 
 
 def parameters_bytes(states: Iterable[Elements], precision: Precision) -> int:
@@ -221,7 +229,7 @@ def optimizer_bytes(states: Iterable[Elements], precision: Precision, formats: O
     elements: dict[OptimizerFormats, int] = {}
     for state in states:
         if not state.frozen:
-            form = formats_in(precision_of(state, precision), formats)
+            form = formats_in(precision_of(state, precision), formats, muon=state.muon)
             elements[form] = elements.get(form, 0) + state.elements
     return sum(form.range_bytes(count) for form, count in elements.items())
 

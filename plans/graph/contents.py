@@ -38,6 +38,8 @@ class Role(StrEnum):
     """Activation checkpoints."""
     SAVED_ACTIVATIONS = "saved activations"
     """What a block's forward keeps for its backward beside the activation checkpoint, or that on its way."""
+    ORTHOGONALISATION = "orthogonalisation"
+    """What an update of matrices works in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ ROLES: dict[Role, RoleFacts] = {
     Role.HIDDEN_STATES: RoleFacts("hidden states", by_tokens=True),
     Role.CHECKPOINTS: RoleFacts("checkpoints", by_tokens=True),
     Role.SAVED_ACTIVATIONS: RoleFacts("saved activations", by_tokens=True),
+    Role.ORTHOGONALISATION: RoleFacts("orthogonalisation of matrices"),
 }
 
 

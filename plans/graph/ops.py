@@ -13,6 +13,7 @@ from functools import cache, cached_property
 from operator import attrgetter
 from typing import Any, Literal, Self, TypeVar, dataclass_transform
 
+from ..documents.matrices import Matrix
 from ..documents.state_layout import GRADIENT_BYTES, OptimizerFormats, Part
 from .contents import Content, Role, title_of
 
@@ -334,6 +335,10 @@ class Update(Op):
     formats: OptimizerFormats
     final_gradient: bool = False
     """True when nobody has looked at a whole step's gradient before, the moment to see its norm."""
+    matrices: tuple[Matrix, ...] = ()
+    """Muon updates these, all of the range, each whole; of others AdamW updates every element."""
+    workspace: Region | None = None
+    """What Muon works in."""
     stored: Region | None = None
     """Where on ssd `optimizer` came from and goes back to, summed by the update; None when it stays in memory."""
     on_device: bool = False
@@ -353,7 +358,7 @@ class Update(Op):
 
     @property
     def writes(self) -> tuple[Region, ...]:
-        return (self.optimizer, self.parameters)
+        return (self.optimizer, self.parameters, *((self.workspace,) if self.workspace else ()))
 
     def __str__(self) -> str:
         return f"{'delayed ' if self.delayed else ''}update state {self.state} [{self.start}, {self.stop})"
@@ -410,6 +415,8 @@ class Home:
     formats: OptimizerFormats
     """Of what `optimizer` holds."""
     trained: bool = True
+    matrices: tuple[Matrix, ...] = ()
+    """What it consists of, where Muon updates it."""
 
     @property
     def elements(self) -> int:

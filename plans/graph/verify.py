@@ -6,6 +6,7 @@ failure is a defect of ours, never of the user's, so it is an AssertionError tha
 
 from collections.abc import Iterator
 
+from ..documents.matrices import workspace_bytes
 from .contents import Role
 from .ops import Graph, Op, Region, Schedule, Tier, Transfer, Update
 
@@ -15,7 +16,7 @@ def verify(schedule: Schedule, budgets: dict[Tier, int] | None = None) -> None:
 
     For each graph: waits point backwards; whatever overlaps in memory and is written by one of two ops is ordered by
     waits; every op reads bytes that were last written as the buffer it names; nothing writes, or has an update of, what
-    is frozen.
+    is frozen; no update cuts a matrix.
     """
     frozen = {home.parameters.buffer for home in schedule.homes if not home.trained}
     trained = {(home.state, home.start, home.stop) for home in schedule.homes if home.optimizer is not None}
@@ -29,6 +30,14 @@ def verify(schedule: Schedule, budgets: dict[Tier, int] | None = None) -> None:
         for op in graph.ops:
             written = next((region.buffer for region in op.writes if region.buffer in frozen), None)
             assert written is None, f"{graph.name}: {op} writes {schedule.buffers[written or 0].name}, which is frozen"
+            if isinstance(op, Update) and op.matrices:
+                edges = [op.start, *(matrix.stop for matrix in op.matrices)]
+                assert [matrix.start for matrix in op.matrices] == edges[:-1] and edges[-1] == op.stop, (
+                    f"{graph.name}: {op} begins or ends inside a matrix"
+                )
+                assert op.workspace is not None and op.workspace.nbytes >= workspace_bytes(op.matrices), (
+                    f"{graph.name}: {op} has too little to work in"
+                )
             if isinstance(op, Update):
                 assert (op.state, op.start, op.stop) in trained, f"{graph.name}: {op} is of no home that is trained"
         _verify_contents(schedule, graph)

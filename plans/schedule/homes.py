@@ -4,14 +4,17 @@ Owns the rounding of fractions to whole ranges and to whole states. A state's el
 delayed; within each, each of its forms (optimizer states, parameters, delayed gradient) is on host first, then on ssd.
 Parameters that stay on the device are there whole, because compute wants a state's weights side by side; so are the
 optimizer states and the waiting gradient of a state that the device updates. Frozen states have parameters only, and no
-delayed part. A home is a range in which none of these changes, no longer than one update op takes. Of several ranks
-each has homes of its own elements alone, and fractions are of these.
+delayed part. A home is a range in which none of these changes, no longer than one update op takes. Of a state of
+matrices it is whole matrices, at least one, however long: each cut is at the edge of one, and what a fraction is missed
+by in a state is made up for in the next ones of its class. Of several ranks each has homes of its own elements alone,
+and fractions are of these.
 """
 
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..documents.matrices import Matrix
 from ..documents.plan import Decision
 from ..documents.profile import Model
 from ..documents.state_layout import GRADIENT, GRAIN
@@ -98,6 +101,7 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers, shards: Shard
     """
     homes: list[Home] = []
     kept = kept_on_device(model, decision)
+    missed: dict[tuple[str, str], float] = {}
     blocks = range(1, len(model.layers) - 1)
     for index, state in enumerate(model.states):
         first, end = shards.own(state.elements)
@@ -109,16 +113,19 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers, shards: Shard
         there = index in kept.updated
         if there:
             delayed = float(decision.updates_wait)
-        delayed_start = _share((1.0 - delayed, delayed), elements)
+        formats = decision.formats_of(state)
+        cutter = _Cutter(state.state_class, elements, state.matrices, missed)
+        delayed_start = cutter.share("delayed", (1.0 - delayed, delayed), 0, elements)
         p = decision.placement[state.state_class]
-        lengths = (delayed_start, elements - delayed_start)
-        optimizer = _host_ends(
-            lengths,
+        optimizer = cutter.host_ends(
+            "optimizer",
+            delayed_start,
             (p.optimizer_prompt_host, p.optimizer_prompt_ssd),
             (p.optimizer_delayed_host, p.optimizer_delayed_ssd),
         )
-        parameters = _host_ends(
-            lengths,
+        parameters = cutter.host_ends(
+            "parameters",
+            delayed_start,
             (p.parameters_prompt_host, p.parameters_prompt_ssd),
             (p.parameters_delayed_host, p.parameters_delayed_ssd),
         )
@@ -126,14 +133,15 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers, shards: Shard
             parameters = (0, delayed_start)
         if there:
             optimizer = (0, delayed_start)
-        gradient = _host_ends(lengths, (0.0, 0.0), (p.delayed_gradient_host, p.delayed_gradient_ssd))
+        waits = (p.delayed_gradient_host, p.delayed_gradient_ssd)
+        gradient = cutter.host_ends("gradient", delayed_start, (0.0, 0.0), waits)
         if there:
             gradient = (0, delayed_start)
         cuts = sorted({0, delayed_start, elements, *optimizer, *parameters, *gradient})
         pieces = [
             piece
             for start, stop in itertools.pairwise(cuts)
-            for piece in _even(start, stop, decision.update_chunk_elements)
+            for piece in cutter.pieces(start, stop, decision.update_chunk_elements)
         ]
         first_layer = model.uses(index)[0]
         shared_by = first_layer if first_layer in blocks else -1
@@ -143,7 +151,6 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers, shards: Shard
         in_optimizer: list[Tier] = [_tier(start, delayed_start, optimizer) for start, _ in pieces]
         if there:
             in_optimizer = ["device"] * len(pieces)
-        formats = decision.formats_of(state)
         own_masters = optimized and formats.takes_copy
         role_of_parameters = Role.OWN_MASTERS if own_masters else Role.PARAMETERS
         sides = [
@@ -179,6 +186,7 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers, shards: Shard
                     gradient=gradients.get(piece),
                     formats=formats,
                     trained=not state.frozen,
+                    matrices=cutter.within(start, stop),
                 )
             )
     return tuple(homes)
@@ -213,9 +221,56 @@ def _share(fractions: tuple[float, float], elements: int) -> int:
     return round(first / (first + second) * (elements // GRAIN)) * GRAIN
 
 
-def _host_ends(lengths: tuple[int, int], prompt: tuple[float, float], delayed: tuple[float, float]) -> tuple[int, int]:
-    """Where what stays on host ends, in the prompt and in the delayed part, from (host, ssd) fractions."""
-    return _share(prompt, lengths[0]), lengths[0] + _share(delayed, lengths[1])
+@dataclass(frozen=True, slots=True)
+class _Cutter:
+    """Where a state may be cut: at any grain, or at the edges of its matrices."""
+
+    state_class: str
+    elements: int
+    matrices: tuple[Matrix, ...]
+    missed: dict[tuple[str, str], float]
+    """Class and what is cut -> the elements by which the cuts of the states before this one fell short."""
+
+    def share(self, what: str, fractions: tuple[float, float], start: int, stop: int) -> int:
+        """Where in [start, stop) the first of two shares ends; a share of nothing is nothing."""
+        if not self.matrices:
+            return start + _share(fractions, stop - start)
+        if (total := sum(fractions)) <= 0.0:
+            return start
+        if 0.0 in fractions:
+            return stop if fractions[0] else start
+        key = self.state_class, what
+        wanted = start + fractions[0] / total * (stop - start) + self.missed.get(key, 0.0)
+        edges = [start, *(matrix.stop for matrix in self.matrices if start < matrix.stop <= stop)]
+        found = min(edges, key=lambda edge: abs(edge - wanted))
+        self.missed[key] = wanted - found
+        return found
+
+    def host_ends(
+        self, what: str, delayed_start: int, prompt: tuple[float, float], delayed: tuple[float, float]
+    ) -> tuple[int, int]:
+        """Where what stays on host ends, in the prompt and in the delayed part, from (host, ssd) fractions."""
+        return (
+            self.share(f"prompt {what}", prompt, 0, delayed_start),
+            self.share(f"delayed {what}", delayed, delayed_start, self.elements),
+        )
+
+    def pieces(self, start: int, stop: int, most: int) -> list[tuple[int, int]]:
+        """Cut [start, stop) into ranges of at most `most` elements; of matrices each as many as that is, at least
+        one."""
+        if not self.matrices:
+            return _even(start, stop, most)
+        ranges: list[tuple[int, int]] = []
+        for matrix in self.within(start, stop):
+            if ranges and matrix.stop - ranges[-1][0] <= most:
+                ranges[-1] = (ranges[-1][0], matrix.stop)
+            else:
+                ranges.append((matrix.start, matrix.stop))
+        return ranges
+
+    def within(self, start: int, stop: int) -> tuple[Matrix, ...]:
+        """The matrices that [start, stop) consists of."""
+        return tuple(matrix for matrix in self.matrices if start <= matrix.start < stop)
 
 
 def _tier(start: int, delayed_start: int, host_ends: tuple[int, int]) -> Tier:

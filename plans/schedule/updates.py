@@ -8,6 +8,7 @@ whose optimizer states the device keeps, nothing leaves it, and the device runs 
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from ..documents.matrices import workspace_bytes
 from ..documents.state_layout import GRADIENT_BYTES
 from ..graph.collectives import AddShares, Exchange
 from ..graph.contents import Content, Role
@@ -239,6 +240,8 @@ class Updates:
                 final_gradient=emission.unified and not home.delayed,
                 stored=stored,
                 on_device=self.stays(home.state),
+                matrices=home.matrices,
+                workspace=self._workspace(home),
             ),
             when,
         )
@@ -249,6 +252,15 @@ class Updates:
             emission.move_state("write", parameters, home.parameters, Content.PARAMETERS, home.state, when)
         elif emission.tier(home.parameters) == "device":
             emission.move_state("h2d", parameters, home.parameters, Content.PARAMETERS, home.state, when)
+
+    def _workspace(self, home: Home) -> Region | None:
+        """What the update of a home's matrices works in, where it runs."""
+        if not home.matrices:
+            return None
+        emission, nbytes = self._emission, workspace_bytes(home.matrices)
+        tier = emission.device if self.stays(home.state) else "host"
+        name = f"orthogonalisation/{home.state}/{home.start}"
+        return Region(emission.passing(name, tier, nbytes, Role.ORTHOGONALISATION, "orthogonalisation"), 0, nbytes)
 
     def _gradient_chunk(self, home: Home, use: str = "") -> Region:
         return self._chunk("gradient", home, home.elements * GRADIENT_BYTES, Role.GRADIENTS, use)

@@ -343,7 +343,7 @@ def test_the_command_line_is_this(tmp_path):
     }
     for command, options in {
         "profile": "--model --device --volume --endurance --sequence-length --micro-batch-sizes --precision "
-        "--freeze --allow-unused-weights --seconds --json --quiet --output",
+        "--freeze --optimizer --allow-unused-weights --seconds --json --quiet --output",
         "train": "--model --data --out --steps --epochs --from-profile --host-memory --global-batch --lr --volume",
         "solve": "--host-memory --device-memory --global-batch --max-ssd-write-per-step "
         "--optimizer-states --clip-grad-norm "
@@ -354,6 +354,7 @@ def test_the_command_line_is_this(tmp_path):
         "run": "--data --steps --epochs --out --model --volume --lr --weight-decay --seed --pack --no-pack --eval-data "
         "--eval-every --serial --replan --stall-after --stall-abort --json "
         "--lr-schedule --warmup-steps --decay-steps --min-lr --beta1 --beta2 --eps --decay-all --loss-scale "
+        "--muon-lr --muon-momentum --muon-adjust-lr "
         "--loss-scale-growth --resume --resume-anyway --adopt --snapshot-every --snapshot-minutes --keep "
         "--attend-across --data-format --append-eos --no-append-eos --token-cache --eval-split --eval-samples "
         "--tensorboard --wandb",

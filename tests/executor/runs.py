@@ -22,9 +22,9 @@ LENGTH = 16
 
 
 @functools.lru_cache(maxsize=4)
-def opened(directory: Path, dtype: torch.dtype, freeze: tuple[str, ...] = ()) -> StreamedModel:
+def opened(directory: Path, dtype: torch.dtype, freeze: tuple[str, ...] = (), muon: bool = False) -> StreamedModel:
     """`open_model`, once for all runs of a test: what lies in the directory must not change meanwhile."""
-    return open_model(directory, dtype, freeze=freeze)
+    return open_model(directory, dtype, freeze=freeze, muon=muon)
 
 
 def texts(path: Path) -> Path:

@@ -12,8 +12,8 @@ from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.runtime import pace
 from ssdplan.executor.train import train
 from ssdplan.planner.replan import Replanner
+from ssdplan.plans.documents.emulation import Emulation
 from ssdplan.plans.documents.plan import Plan
-from ssdplan.plans.documents.profile import Emulation
 from ssdplan.plans.errors import UsageError
 from tests.executor.runs import LENGTH, opened, prepare
 from tests.made.plans import make_plan

@@ -16,9 +16,9 @@ from ssdplan.executor.data.text_data import Batch
 from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.device.tensors import DTYPE_NAMES, DTYPES
 from ssdplan.executor.memory.store_records import Records
+from ssdplan.executor.model.kinds import spared_parameters
 from ssdplan.executor.model.layers import MicroBatch
 from ssdplan.executor.optimizer.adamw import AdamW
-from ssdplan.executor.optimizer.weight_decay import spared_parameters
 from ssdplan.executor.optimizer.zeroth_order import MeZO, require_distinct_keys
 from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.runtime.session import Session

@@ -81,7 +81,7 @@ def decide(
         own = {model.states[model.table].state_class: frozen.model_copy(update=whole)}
     return Decision(
         schedule=schedule,
-        optimizer="mezo" if zeroth_order else "adamw",
+        optimizer="mezo" if zeroth_order else "muon" if model.muon else "adamw",
         zeroth_order=zeroth_order,
         optimizer_states=optimizer_states,
         masters=masters,

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from ssdplan.planner.predict.simulator import simulate
+from ssdplan.plans.documents.matrices import MatrixUpdate
 from ssdplan.plans.documents.plan import Alternative, Decision, Plan, Prediction, Saved, Sensitivity
 from ssdplan.plans.documents.profile import Layer, LayerClass, Machine, Model, Network, Rung, State, Timing
 from ssdplan.plans.documents.state_layout import Masters, OptimizerStates, Precision
@@ -79,6 +80,7 @@ def describe(
                 frozen=state.frozen,
                 precision=state.precision,
                 table=found[1] if found and found[0] == number else None,
+                matrices=state.matrices,
             )
             for number, (state, state_class) in enumerate(zip(model.states, state_classes(model), strict=True))
         ),
@@ -91,6 +93,10 @@ def describe(
         ),
         freeze=model.freeze,
         allow_unused_weights=model.allow_unused_weights,
+        matrix_updates=tuple(
+            MatrixUpdate(rows=rows, columns=columns, seconds=1e-3, device_seconds=1e-3)
+            for rows, columns in sorted({matrix.shape for state in model.states for matrix in state.matrices})
+        ),
     )
 
 

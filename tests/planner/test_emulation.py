@@ -12,7 +12,8 @@ from ssdplan.planner.catalogue.whatif import WhatIf, estimate, estimate_model
 from ssdplan.planner.emulation import Request, emulated, parse, shape_of
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve
-from ssdplan.plans.documents.profile import Emulation, MixedBandwidth, Volume
+from ssdplan.plans.documents.emulation import Emulation
+from ssdplan.plans.documents.profile import MixedBandwidth, Volume
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.views.plan_text import describe_plan

@@ -13,9 +13,10 @@ from transformers import Trainer
 
 from ssdplan import native
 from ssdplan.executor.device.emulated import EmulatedDevice
+from ssdplan.executor.model.kinds import spared_parameters
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.optimizer.adamw import AdamW, RangeUpdate
-from ssdplan.executor.optimizer.weight_decay import spared_parameters, spared_spans, windows
+from ssdplan.executor.optimizer.weight_decay import spared_spans, windows
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import Result, train
 from ssdplan.plans.documents.state_layout import OPTIMIZER_FORMATS

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ssdplan.executor.runtime.pace import Courses, Pacer, require_pace
 from ssdplan.planner.predict.simulator import expectation, simulate
 from ssdplan.plans.analysis.drift import Expectation
-from ssdplan.plans.documents.profile import Emulation
+from ssdplan.plans.documents.emulation import Emulation
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.graph.ops import RESOURCES, Graph
 from ssdplan.plans.graph.timeline import Timeline

@@ -4,7 +4,8 @@
 lets it go on, under the same plan or another, and kills it again, until it ends. `boundaries` kills it once before
 every STRIDE-th operation and transfer of one step with its snapshot, and of a move to another plan. Losses and weights
 must be those of a run that nobody killed, and each store that is found that of the same step of it. Prints one line of
-JSON. SSDPLAN_KILL_FREEZE are patterns of parameters that these runs freeze.
+JSON. SSDPLAN_KILL_FREEZE are patterns of parameters that these runs freeze; SSDPLAN_KILL_OPTIMIZER=muon has them
+train by Muon.
 """
 
 import hashlib
@@ -29,6 +30,7 @@ from ssdplan.executor.device.interface import Action, Rest
 from ssdplan.executor.memory.store_records import Records
 from ssdplan.executor.model.model import StreamedModel
 from ssdplan.executor.optimizer.adamw import AdamW
+from ssdplan.executor.optimizer.muon import Muon
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.runtime.operations import Operations
 from ssdplan.executor.runtime.session import Session
@@ -46,6 +48,7 @@ from tests.executor.runs import LENGTH, opened, prepare
 from tests.made.plans import make_plan
 
 STEPS, FEW_STEPS = 12, 3
+MUON = os.environ.get("SSDPLAN_KILL_OPTIMIZER") == "muon"
 FREEZE = tuple(os.environ.get("SSDPLAN_KILL_FREEZE", "").split())
 FIRST: dict[str, Any] = {"alpha": 0.3, "optimizer": 0.37, "parameters": 0.5}
 ON_DEVICE: dict[str, Any] = {"alpha": 0.2, "on_device": 1.0, "updated": 1.0, "inputs": 1.0}
@@ -66,11 +69,12 @@ def plan_of(model: StreamedModel, choices: dict[str, Any]) -> Plan:
 def recipe_of(directory: Path, *, steps: int, serial: bool) -> Recipe:
     """With tokens that are kept from run to run: another process makes them, once."""
     cache = directory / "tokens"
-    return Recipe(steps=steps, optimizer=AdamW(lr=1e-3), snapshot_every=1, serial=serial, token_cache=cache)
+    optimizer = Muon(lr=1e-3) if MUON else AdamW(lr=1e-3)
+    return Recipe(steps=steps, optimizer=optimizer, snapshot_every=1, serial=serial, token_cache=cache)
 
 
 def training(directory: Path, out: Path, *, steps: int = STEPS, serial: bool = False) -> None:
-    model = opened(directory / "llama", torch.float32, FREEZE)
+    model = opened(directory / "llama", torch.float32, FREEZE, MUON)
     recipe = recipe_of(directory, steps=steps, serial=serial)
     train(plan_of(model, FIRST), model, EmulatedDevice(), data=directory / "text.txt", out=out, recipe=recipe)
 
@@ -79,7 +83,7 @@ def going_on(
     directory: Path, out: Path, choices: dict[str, Any] | None, *, steps: int = STEPS, serial: bool = False
 ) -> None:
     """Resume; under the plan that the run has, unless `choices`."""
-    model = opened(directory / "llama", torch.float32, FREEZE)
+    model = opened(directory / "llama", torch.float32, FREEZE, MUON)
     recipe = recipe_of(directory, steps=steps, serial=serial)
     with reopened(out) as kept:
         train(
@@ -175,7 +179,7 @@ def found_at(out: Path, first: Plan, steps: dict[int, Contents]) -> int:
 def campaign(directory: Path, kills: int, seed: int) -> dict[str, Any]:
     steps, seconds = uninterrupted(directory)
     expected = outcome(directory / "reference")
-    first = plan_of(opened(directory / "llama", torch.float32, FREEZE), FIRST)
+    first = plan_of(opened(directory / "llama", torch.float32, FREEZE, MUON), FIRST)
     rng = random.Random(seed)
     reached: dict[int, int] = {}
     signals = dict.fromkeys(("SIGKILL", "SIGTERM", "SIGTERM twice"), 0)
@@ -357,7 +361,7 @@ def moments(total: int, stride: int) -> Iterator[int]:
 
 def main(directory: Path, kills: int, stride: int, seed: int) -> None:
     torch.set_num_threads(1)
-    opened(prepare(directory, layers=2) / "llama", torch.float32, FREEZE)  # once for all children
+    opened(prepare(directory, layers=2) / "llama", torch.float32, FREEZE, MUON)  # once for all children
     print(json.dumps({**campaign(directory, kills, seed), "boundaries": boundaries(directory, stride)}))
 
 

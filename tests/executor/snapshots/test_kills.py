@@ -2,7 +2,8 @@
 of one that nobody killed, and each store that is found is that of the same step of it.
 
 SSDPLAN_KILLS raises the number of random kills, SSDPLAN_KILL_STRIDE=1 tries every boundary between two operations or
-transfers of a step and of a move (docs/store-format.md); SSDPLAN_KILL_FREEZE="*.mlp.*" kills runs that freeze a part.
+transfers of a step and of a move (docs/store-format.md); SSDPLAN_KILL_FREEZE="*.mlp.*" kills runs that freeze a part,
+SSDPLAN_KILL_OPTIMIZER=muon runs by Muon.
 """
 
 import json
