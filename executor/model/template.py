@@ -58,11 +58,11 @@ class Inputs(Protocol):
 
 def run_model(model: StreamedModel, inputs: Inputs, parameters: dict[str, torch.Tensor]) -> Any:
     """The model's own forward with `parameters`, by name; what it returns."""
-    arguments = {"input_ids": inputs.input_ids, "attention_mask": inputs.attention_mask}
+    arguments: dict[str, Any] = {"input_ids": inputs.input_ids, "attention_mask": inputs.attention_mask}
     if inputs.position_ids is not None:
         how = model.anatomy.isolation.keeps_apart
         assert how is not None
-        arguments |= arguments_apart(how, inputs.position_ids)
+        arguments |= arguments_apart(how, inputs.position_ids, model.config, model.dtype)
     options = {"use_cache": False, "return_dict": True}
     return functional_call(model.module, parameters | _never_used(model, inputs), (), arguments | options)
 

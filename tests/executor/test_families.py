@@ -19,6 +19,7 @@ from tests.reference import AdamW
 CPU = torch.device("cpu")
 STEPS, ROWS, LENGTH, VOCAB = short_or_full(5, 20), 2, 14, 97
 KEY_BIASES = (
+    "self.key.bias",
     "self_attn.k_proj.bias",  # OPT
     "attn.c_attn.bias",  # GPT-2: queries, keys and values in one
     "attention.query_key_value.bias",  # BLOOM, likewise; GPT-NeoX, where rotation leaves a part of the key out

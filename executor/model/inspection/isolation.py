@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import create_masks_for_generate
 
 from .blocks import has_experts, one_of_each_kind
 from .sparse import CannotRunError, outputs
@@ -24,19 +25,27 @@ _LATER = 2
 """Tokens at the end of a row that are others, to see whether those before them notice."""
 _VOCABULARY = 90
 
-How = Literal["positions", "mask"]
+
+How = Literal["positions", "mask", "masks"]
 """How a model is told which tokens of a row belong together: by positions that begin again, from which its own masks
-follow, or by positions and a mask."""
+follow, or by positions and masks: one of ours, or those that transformers makes by the model's configuration, one for
+each kind of its layers, with windows and in the form that its attention takes."""
 
 
-def arguments_apart(how: How, position_ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What a model is called with, beside its tokens, so that sequences that share a row are apart. `position_ids`
-    [b, s] begin at 0 again with each; a mask is bool [b, 1, s, s]."""
-    if how == "positions":
-        return {"position_ids": position_ids}
-    sequence = (position_ids == 0).cumsum(-1, dtype=torch.int32)
-    mask = (sequence[:, None, :, None] == sequence[:, None, None, :]).tril_()
-    return {"position_ids": position_ids, "attention_mask": mask}
+def arguments_apart(
+    how: How, position_ids: torch.Tensor, config: PreTrainedConfig, dtype: torch.dtype
+) -> dict[str, Any]:
+    """What a model of `config`, which computes in `dtype`, is called with, beside its tokens, so that sequences that
+    share a row are apart. `position_ids` [b, s] begin at 0 again with each; a mask is bool [b, 1, s, s]."""
+    told: dict[str, Any] = {"position_ids": position_ids}
+    if how == "masks":
+        shape = torch.zeros((), dtype=dtype, device=position_ids.device).expand(*position_ids.shape, 1)
+        masks = create_masks_for_generate(config, shape, None, None, position_ids=position_ids)
+        return told | {"attention_mask": masks}
+    if how == "mask":
+        sequence = (position_ids == 0).cumsum(-1, dtype=torch.int32)
+        told["attention_mask"] = (sequence[:, None, :, None] == sequence[:, None, None, :]).tril_()
+    return told
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +85,10 @@ def isolation(module: PreTrainedModel, blocks: nn.ModuleList, *, returned: int |
         first, second, third = (torch.randn(2, n, hidden_size, generator=numbers) for n in (_SHORT, _LONG, _LATER))
         return first, second, third
 
-    def run(
-        ids: torch.Tensor, more: dict[str, torch.Tensor], hidden: Callable[[int], torch.Tensor]
-    ) -> list[torch.Tensor]:
+    def run(ids: torch.Tensor, more: dict[str, Any], hidden: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
         return outputs(module, blocks, {"input_ids": ids, **more}, hidden, returned, layers)
 
-    def shared(more: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    def shared(more: dict[str, Any]) -> list[torch.Tensor]:
         return run(side_by_side(short, long), more, lambda layer: side_by_side(*hidden_of(layer)[:2]))
 
     def are_exact(found: list[torch.Tensor], alone: list[torch.Tensor], row: int, tokens: slice) -> bool:
@@ -90,12 +97,17 @@ def isolation(module: PreTrainedModel, blocks: nn.ModuleList, *, returned: int |
             for one, other in zip(found, alone, strict=True)
         )
 
-    def begin_as_alone(more: dict[str, torch.Tensor], alone: list[torch.Tensor]) -> bool:
+    def begin_as_alone(more: dict[str, Any], alone: list[torch.Tensor]) -> bool:
         found = shared(more)
         return are_exact(found, alone, 0, slice(_SHORT)) and are_exact(found, alone, 1, slice(_LONG))
 
     def is_apart(how: How, alone: list[torch.Tensor]) -> bool:
-        found = shared(arguments_apart(how, side_by_side(*(torch.arange(n).expand(2, -1) for n in (_SHORT, _LONG)))))
+        positions = side_by_side(*(torch.arange(n).expand(2, -1) for n in (_SHORT, _LONG)))
+        try:
+            more = arguments_apart(how, positions, module.config, torch.float32)
+        except Exception as error:  # whatever a configuration lacks that the library's masks are made of
+            raise CannotRunError from error
+        found = shared(more)
         return all(are_exact(found, alone, row, slice(None)) for row in (0, 1))
 
     def has_another_end(begin: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
@@ -113,7 +125,9 @@ def isolation(module: PreTrainedModel, blocks: nn.ModuleList, *, returned: int |
     lengths = torch.tensor([[_SHORT], [_LONG]])
     mask = (torch.arange(_SHORT + _LONG) < lengths).long()
     padding_shows = _holds(lambda: begin_as_alone({"attention_mask": mask}, alone)) is False
-    ways: tuple[How, ...] = ("positions",) if _attends_locally(module) else ("positions", "mask")
+    without = {"mask": _attends_locally(module), "masks": _attends_otherwise(module)}
+    every: tuple[How, ...] = ("positions", "mask", "masks")
+    ways = [how for how in every if not without.get(how)]
     apart = next((how for how in ways if _holds(lambda how=how: is_apart(how, alone))), None)  # type: ignore[misc]
     return Isolation(causal, apart, looks_ahead, padding_shows)
 
@@ -124,6 +138,14 @@ def _holds(question: Callable[[], bool]) -> bool | None:
         return question()
     except CannotRunError:
         return None
+
+
+def _attends_otherwise(module: PreTrainedModel) -> bool:
+    """Whether biases grow along the row (ALiBi), and their rounding with them, or blocks of a long row are chosen,
+    which a mask knows nothing of."""
+    config = module.config.get_text_config(decoder=True)
+    biased = any(getattr(part, "alibi", False) for part in (config, getattr(config, "attn_config", None)))
+    return biased or getattr(config, "attention_type", "") == "block_sparse"
 
 
 def _attends_locally(module: PreTrainedModel) -> bool:

@@ -55,7 +55,7 @@ def row_limit(
         generator = torch.Generator().manual_seed(17)
         drawn = torch.randint(len(_TOKENS), (short + long,), generator=generator)
 
-        def run(index: torch.Tensor, more: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        def run(index: torch.Tensor, more: dict[str, Any]) -> list[torch.Tensor]:
             def hidden_of(layer: int) -> torch.Tensor:
                 numbers = torch.Generator().manual_seed(1000 + layer)
                 return torch.randn(len(_TOKENS), hidden_size, generator=numbers)[index]
@@ -68,7 +68,7 @@ def row_limit(
         found = []
         if apart.keeps_apart is not None:
             positions = torch.cat([torch.arange(short), torch.arange(long)])[None]
-            both = run(drawn[None], arguments_apart(apart.keeps_apart, positions))
+            both = run(drawn[None], arguments_apart(apart.keeps_apart, positions, module.config, torch.float32))
             found += [[each[:, :short] for each in both], [each[:, short:] for each in both]]
         else:
             found += list(alone)

@@ -130,7 +130,7 @@ class SparseWeights(TorchFunctionMode):
 def outputs(
     module: PreTrainedModel,
     blocks: nn.ModuleList,
-    arguments: dict[str, torch.Tensor],
+    arguments: dict[str, Any],
     hidden_of: Callable[[int], torch.Tensor],
     returned: int | None,
     only: Collection[int] | None = None,

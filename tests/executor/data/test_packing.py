@@ -3,6 +3,7 @@
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from ssdplan.executor.model.model import open_model
 from ssdplan.executor.model.weights import Weights
 from ssdplan.plans.errors import MismatchError
 from tests import reference
-from tests.executor.test_families import compare, run_step
+from tests.executor.test_architectures import make
+from tests.executor.test_families import compare, run_step, train_streamed
 from tests.extent import FULL, examples, short_or_full
 from tests.made.models import FAMILIES, OTHERS, make_model, make_tokenizer
 
@@ -83,6 +85,42 @@ def test_a_falcon_that_rotates_is_kept_apart_by_a_mask(tmp_path: Path) -> None:
     path = make_model("falcon", tmp_path / "model", alibi=False)
     assert open_model(path, torch.float32).anatomy.isolation.keeps_apart == "mask"
     compare(path, shared(3), torch.float32, 5e-6, 1e-3, head_chunks=(7,))
+
+
+MASKS = {  # of which kind: windows of some layers in a mask for each kind of them; masks that are added to scores
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 5,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "xglm": {"d_model": 32, "ffn_dim": 48, "num_layers": 3, "attention_heads": 4,
+             "dropout": 0.0, "attention_dropout": 0.0},
+    "rembert": {"is_decoder": True, "input_embedding_size": 32, "output_embedding_size": 32, "type_vocab_size": 1,
+                "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout_prob": 0.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", MASKS)
+def test_masks_that_transformers_makes_keep_apart(tmp_path: Path, family: str) -> None:
+    path = make(family, tmp_path / "model", **MASKS[family])
+    model = open_model(path, torch.float32)
+    assert model.anatomy.isolation.keeps_apart == "masks" and model.keeps_apart(LENGTH)
+    if family == "xglm":  # its own code knows no float64, which tells noise from gradients
+        expected, _ = reference.train(path, shared(2), reference.AdamW())
+        assert train_streamed(model, shared(2), reference.AdamW(), CPU, 7)[0] == pytest.approx(expected, rel=5e-6)
+    else:
+        compare(path, shared(2), torch.float32, 5e-6, 1e-3, head_chunks=(7,))
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("mpt", {"d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 64}),
+        ("roberta", {"is_decoder": True, "type_vocab_size": 1}),
+        ("big_bird", {"is_decoder": True, "block_size": 4}),
+    ],
+)
+def test_biases_along_a_row_positions_that_padding_moves_and_blocks_are_left_alone(
+    tmp_path: Path, family: str, fields: dict[str, Any]
+) -> None:
+    assert open_model(make(family, tmp_path / "model", **fields), torch.float32).anatomy.isolation.keeps_apart is None
 
 
 def test_long_rotary_scaling_is_exact_only_as_far_as_its_short_form_reaches(tmp_path: Path) -> None:
