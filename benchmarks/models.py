@@ -86,6 +86,7 @@ def tried(model_type: str, work: Path, *, commands: bool) -> Row:
             row.result, row.why = "**fails**", f"{type(error).__name__}: {_short(error)}"
             break
         row.packs = model.keeps_apart(LENGTH)
+        row.why = model.anatomy.isolation.in_the_way
         losses[precision] = plain = _plainly(path, model, steps, dtype)
         row.far[precision] = _far(streamed, plain)
         bound = BOUND if precision == "fp32" else NOISE * _far(plain, losses["fp32"]) + 1e-3

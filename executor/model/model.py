@@ -219,9 +219,10 @@ class StreamedModel:
         """MismatchError unless `keeps_apart`."""
         self.require_alike(sequence_length)  # where this fails, --no-pack is no way out
         if not self.keeps_apart(sequence_length):
+            why = f" ({found})" if (found := self.anatomy.isolation.in_the_way) else ""
             raise MismatchError(
                 f"{self.name}: {self.architecture} cannot keep texts apart that share a row of {sequence_length} "
-                "tokens; train with --no-pack, or with --attend-across, which lets them attend to each other"
+                f"tokens; train with --no-pack, or with --attend-across, which lets them attend to each other{why}"
             )
 
     @property

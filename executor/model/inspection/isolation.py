@@ -8,7 +8,7 @@ ones and take no memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -60,6 +60,8 @@ class Isolation:
     """Whether a token gets something of those behind it; None where the model cannot be run here."""
     padding_shows: bool
     """Whether a padded row gets something else than it gets alone although a mask says what is padding."""
+    in_the_way: str = ""
+    """What keeps it from keeping sequences apart, in words; empty where nothing does."""
 
 
 def isolation(module: PreTrainedModel, blocks: nn.ModuleList, *, returned: int | None, hidden_size: int) -> Isolation:
@@ -101,14 +103,19 @@ def isolation(module: PreTrainedModel, blocks: nn.ModuleList, *, returned: int |
         found = shared(more)
         return are_exact(found, alone, 0, slice(_SHORT)) and are_exact(found, alone, 1, slice(_LONG))
 
+    differ: dict[How, list[int]] = {}
+    """Of each way in which the model can be run: which outputs, by their numbers, are not what they are alone."""
+
     def is_apart(how: How, alone: list[torch.Tensor]) -> bool:
         positions = side_by_side(*(torch.arange(n).expand(2, -1) for n in (_SHORT, _LONG)))
         try:
             more = arguments_apart(how, positions, module.config, torch.float32)
         except Exception as error:  # whatever a configuration lacks that the library's masks are made of
             raise CannotRunError from error
-        found = shared(more)
-        return all(are_exact(found, alone, row, slice(None)) for row in (0, 1))
+        found = list(enumerate(zip(shared(more), alone, strict=True)))
+        exact = [n for n, (one, other) in found if all(are_exact([one], [other], row, slice(None)) for row in (0, 1))]
+        differ[how] = [number for number, _ in found if number not in exact]
+        return not differ[how]
 
     def has_another_end(begin: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
         return torch.cat([begin[:, : _LONG - _LATER], end], 1)
@@ -125,11 +132,26 @@ def isolation(module: PreTrainedModel, blocks: nn.ModuleList, *, returned: int |
     lengths = torch.tensor([[_SHORT], [_LONG]])
     mask = (torch.arange(_SHORT + _LONG) < lengths).long()
     padding_shows = _holds(lambda: begin_as_alone({"attention_mask": mask}, alone)) is False
-    without = {"mask": _attends_locally(module), "masks": _attends_otherwise(module)}
+    without = {"mask": _attends_locally(module), "masks": bool(_attends_otherwise(module))}
     every: tuple[How, ...] = ("positions", "mask", "masks")
     ways = [how for how in every if not without.get(how)]
     apart = next((how for how in ways if _holds(lambda how=how: is_apart(how, alone))), None)  # type: ignore[misc]
-    return Isolation(causal, apart, looks_ahead, padding_shows)
+    kinds = [type(blocks[layer]).__name__ for layer in (range(len(blocks)) if layers is None else layers)]
+    in_the_way = "" if apart else _in_the_way(differ, kinds, _attends_otherwise(module))
+    return Isolation(causal, apart, looks_ahead, padding_shows, in_the_way)
+
+
+def _in_the_way(differ: Mapping[How, Sequence[int]], kinds: Sequence[str], otherwise: str) -> str:
+    """`differ`: of each way in which a model could be told, the outputs that differed, the embedding's being 0; of
+    `kinds` are the layers whose outputs are the others. `otherwise`: why one of the ways was not tried."""
+    if otherwise:
+        return otherwise
+    if not {"mask", "masks"} & differ.keys():
+        return "its own code takes no masks of several sequences"
+    if any(0 in numbers for how, numbers in differ.items()):
+        return "its own code counts positions along the row, or otherwise than from 0"
+    fewest = min(differ.values(), key=len)
+    return f"{kinds[fewest[0] - 1]} passes something on along the row that no mask stops"
 
 
 def _holds(question: Callable[[], bool]) -> bool | None:
@@ -140,12 +162,13 @@ def _holds(question: Callable[[], bool]) -> bool | None:
         return None
 
 
-def _attends_otherwise(module: PreTrainedModel) -> bool:
-    """Whether biases grow along the row (ALiBi), and their rounding with them, or blocks of a long row are chosen,
-    which a mask knows nothing of."""
+def _attends_otherwise(module: PreTrainedModel) -> str:
+    """What attention does that masks alone do not undo, in words; empty where nothing is known."""
     config = module.config.get_text_config(decoder=True)
     biased = any(getattr(part, "alibi", False) for part in (config, getattr(config, "attn_config", None)))
-    return biased or getattr(config, "attention_type", "") == "block_sparse"
+    if biased:
+        return "its biases grow along the row (ALiBi), and in bf16 their rounding with them"
+    return "it attends in blocks of long rows" if getattr(config, "attention_type", "") == "block_sparse" else ""
 
 
 def _attends_locally(module: PreTrainedModel) -> bool:

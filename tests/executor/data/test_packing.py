@@ -110,17 +110,20 @@ def test_masks_that_transformers_makes_keep_apart(tmp_path: Path, family: str) -
 
 
 @pytest.mark.parametrize(
-    ("family", "fields"),
+    ("family", "why", "fields"),
     [
-        ("mpt", {"d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 64}),
-        ("roberta", {"is_decoder": True, "type_vocab_size": 1}),
-        ("big_bird", {"is_decoder": True, "block_size": 4}),
+        ("mpt", "ALiBi", {"d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 64}),
+        ("roberta", "counts positions", {"is_decoder": True, "type_vocab_size": 1}),
+        ("big_bird", "in blocks", {"is_decoder": True, "block_size": 4}),
     ],
 )
 def test_biases_along_a_row_positions_that_padding_moves_and_blocks_are_left_alone(
-    tmp_path: Path, family: str, fields: dict[str, Any]
+    tmp_path: Path, family: str, why: str, fields: dict[str, Any]
 ) -> None:
-    assert open_model(make(family, tmp_path / "model", **fields), torch.float32).anatomy.isolation.keeps_apart is None
+    model = open_model(make(family, tmp_path / "model", **fields), torch.float32)
+    assert model.anatomy.isolation.keeps_apart is None
+    with pytest.raises(MismatchError, match=f"--attend-across.* \\(.*{why}"):
+        model.require_apart(LENGTH)
 
 
 def test_long_rotary_scaling_is_exact_only_as_far_as_its_short_form_reaches(tmp_path: Path) -> None:
