@@ -10,7 +10,7 @@ from math import inf
 from typing import Literal
 
 from ssdplan.plans.analysis.sublayers import blocks_with_backward
-from ssdplan.plans.documents.matrices import unfit_muon
+from ssdplan.plans.documents.matrices import seconds_of, unfit_muon
 from ssdplan.plans.documents.plan import (
     MOST_RANKS,
     Recompute,
@@ -19,6 +19,7 @@ from ssdplan.plans.documents.plan import (
     needs_all_gradients,
 )
 from ssdplan.plans.documents.profile import PAPER, Machine, Model
+from ssdplan.plans.documents.rates import updates_on_device
 from ssdplan.plans.documents.state_layout import (
     OPTIMIZER_FORMATS,
     Masters,
@@ -176,6 +177,17 @@ def require_optimizer(model: Model, request: SolveRequest) -> None:
         )
     if model.muon and (why := unfit_muon(request.optimizer_states, request.ranks)):
         raise UsageError(f"{why}, or make a profile for adamw")
+
+
+def matrices_on_device(model: Model, machine: Machine, fixed: FixedChoices) -> bool:
+    """Whether the device is to update all matrices, those too whose states live elsewhere: where it can, and takes less
+    than half of the time. One place for all, since host and device may round their products otherwise."""
+    may = fixed.schedule == "vertical" and not fixed.unified_memory and fixed.formats.masters == "fp32"
+    if not (model.muon and may and updates_on_device(model, machine, fixed.formats)):
+        return False
+    every = [matrix for state in model.states for matrix in state.matrices]
+    host, device = (seconds_of(model.matrix_updates, every, on_device=there) or 0.0 for there in (False, True))
+    return device < host / 2
 
 
 def require_rates(machine: Machine) -> None:

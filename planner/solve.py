@@ -35,6 +35,7 @@ from .request import (
     candidates_of,
     fixed_choices,
     given_in,
+    matrices_on_device,
     require_network,
     require_optimizer,
     require_rates,
@@ -72,6 +73,7 @@ def solve_and_build(
     referee = None if request.solver is None else solver_of(request.solver)
     require_optimizer(model, request)
     budget, fixed = budget_of(machine, request), fixed_choices(model, request)
+    fixed = replace(fixed, matrices_on_device=matrices_on_device(model, machine, fixed))
     if request.zeroth_order:
         require_rates(machine)
     require_updates(machine, request, fixed.formats)

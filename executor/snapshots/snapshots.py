@@ -46,6 +46,8 @@ def batch_of(plan: Plan) -> dict[str, Scalar]:
     }
     if decision.ranks > 1:
         batch["ranks"] = decision.ranks
+    if decision.matrices_on_device:  # host's products may be rounded otherwise
+        batch["matrices_on_device"] = True
     if decision.masters != "fp32":
         batch["masters"] = decision.masters
     if decision.zeroth_order:

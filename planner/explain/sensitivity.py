@@ -177,7 +177,8 @@ def _seconds(model: Model, machine: Machine, candidate: Candidate, branch: Branc
 
 
 def scaled_compute(model: Model, factor: float) -> Model:
-    """`model` on a device that takes `factor` times as long for every forward and backward."""
+    """`model` on a device that takes `factor` times as long for every forward and backward, and its updates
+    of matrices."""
     return model.model_copy(
         update={
             "classes": tuple(
@@ -198,7 +199,8 @@ def scaled_compute(model: Model, factor: float) -> Model:
                     }
                 )
                 for entry in model.classes
-            )
+            ),
+            "matrix_updates": longer(model.matrix_updates, 1.0, device=factor),
         }
     )
 

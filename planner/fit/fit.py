@@ -465,6 +465,7 @@ class Fitter:
             device_budget_bytes=self.budget.device,
             unified_memory=self.fixed.unified_memory,
             ranks=self.fixed.ranks,
+            matrices_on_device=True if self.fixed.matrices_on_device else None,
             exchange_behind=pace.behind and self.fixed.schedule == "vertical",
         )
 

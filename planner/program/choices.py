@@ -54,6 +54,8 @@ class FixedChoices:
     zeroth_order: ZerothOrder | None = None
     """Of the zeroth-order schedule, which has no gradients: whoever sets it sets the delay ratio to 0 and the fraction
     of activation checkpoints on host to 1."""
+    matrices_on_device: bool = False
+    """The device updates all matrices, whose optimizer states come there for it where they live elsewhere."""
     ranks: int = 1
     """That train together."""
     unified_memory: bool = False

@@ -205,7 +205,7 @@ class _Times:
         compute = stage.compute_seconds
         if self.on_device and stage.device_updates:
             compute = _sum(compute, _scaled(stage.device_updates, 1 / self.on_device))
-        if self.on_device and stage.device_matrix_seconds:
+        if stage.device_matrix_seconds:
             compute = _sum(compute, stage.device_matrix_seconds)
         if stage.perturbed or stage.pending:
             passes = perturb_seconds(machine, stage.perturbed, copies=True, pending=0.0, masters=self.masters)

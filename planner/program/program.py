@@ -100,6 +100,7 @@ def state(model: Model, machine: Machine, question: Question) -> LinearProgram:
         zeroth_order=fixed.zeroth_order,
         updates_on_device=_updates_on_device(model, machine, limits, fixed),
         checkpoints_on_device=_checkpoints_on_device(limits, fixed),
+        matrices_on_device=fixed.matrices_on_device,
         updates_wait=bool(needs_all_gradients(model.precision, fixed.clip_grad_norm)),
         ranks=fixed.shares,
     )

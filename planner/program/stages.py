@@ -32,6 +32,8 @@ class Work:
     """The device may keep optimizer states too, and update them."""
     checkpoints_on_device: bool = False
     """The device may keep activation checkpoints."""
+    matrices_on_device: bool = False
+    """The device updates all matrices, whose optimizer states come there for it where they live elsewhere."""
     updates_wait: bool = False
     """No update may begin before a step's last gradient is there."""
     ranks: int = 1
@@ -157,9 +159,15 @@ class Updating:
     seconds: dict[Variable, float] = field(default_factory=dict)
     device_seconds: dict[Variable, float] = field(default_factory=dict)
 
-    def add(self, use: Use, share: float, on_host: Linear, on_device: Linear) -> None:
-        """A share of a state, of which host updates the fraction `on_host` and the device that `on_device`."""
+    def add(self, use: Use, share: float, on_host: Linear, on_device: Linear, *, visits: bool = False) -> None:
+        """A share of a state, of which host updates the fraction `on_host` and the device that `on_device`; where it
+        `visits` the device for it, that updates both."""
         size = share * use.elements
+        if visits:
+            assert use.device_seconds is not None, "matrices whose updates on the device nobody measured"
+            _add(self.device_seconds, on_host, share * use.device_seconds)
+            _add(self.device_seconds, on_device, share * use.device_seconds)
+            return
         _add(self.host, on_host, size)
         if not use.muon:
             _add(self.device, on_device, size)

@@ -237,7 +237,14 @@ def _forward(
             add(d2h, fractions.device_delayed, element * size)
             add(d2h, fractions.updated_delayed, -element * size)
         late = {DELAY_RATIO: 1.0, fractions.updated_delayed: -1.0}
-        updating.add(use, share, late, {fractions.updated: 1.0} if work.updates_wait else {})
+        visits = use.muon and work.matrices_on_device
+        updating.add(use, share, late, {fractions.updated: 1.0} if work.updates_wait else {}, visits=visits)
+        if visits:  # states and gradient come to the device, states and parameters go back
+            add_all(h2d, late, (formats.mean_bytes + GRADIENT_BYTES) * size)
+            add_all(d2h, late, formats.mean_bytes * size)
+            add_all(d2h, {DELAY_RATIO: 1.0, fractions.device_delayed: -1.0}, element * size)
+            add(h2d, fractions.device_delayed, -element * size)
+            add(h2d, fractions.updated_delayed, element * size)
     add(d2h, CONSTANT, float((n if group.keeps_output else n - 1) * checkpoint))
     if group.keeps_output:
         _add_checkpoints_on_ssd(write, n * checkpoint)
@@ -298,13 +305,24 @@ def _backward(model: Model, group: LayerGroup, work: Work, compute_seconds: floa
             add(write, fractions.parameters.prompt_ssd, element * size)
             add(write, fractions.gradient_ssd, GRADIENT_BYTES * size)
             prompt = {CONSTANT: 1.0, DELAY_RATIO: -1.0, fractions.updated: -1.0, fractions.updated_delayed: 1.0}
-            updating.add(use, 1.0, prompt, {} if work.updates_wait else {fractions.updated: 1.0})
-            for sign, there, late in (
-                (1, fractions.device, fractions.device_delayed),  # what a prompt update makes
-                (-1, fractions.updated, fractions.updated_delayed),
+            visits = use.muon and work.matrices_on_device
+            there = {} if work.updates_wait else {fractions.updated: 1.0}
+            updating.add(use, 1.0, prompt, there, visits=visits)
+            if visits:  # the gradient stays; states come and go, and parameters leave unless they live there
+                add_all(h2d, prompt, formats.mean_bytes * size)
+                add_all(d2h, prompt, (formats.mean_bytes - GRADIENT_BYTES) * size)
+                live = {CONSTANT: 1.0, DELAY_RATIO: -1.0, fractions.device: -1.0, fractions.device_delayed: 1.0}
+                add_all(d2h, live, element * size)
+            for sign, kept, late in (
+                ()
+                if visits
+                else (
+                    (1, fractions.device, fractions.device_delayed),  # what a prompt update makes
+                    (-1, fractions.updated, fractions.updated_delayed),
+                )
             ):
                 for link in (h2d, d2h) if formats.takes_copy else (h2d,):
-                    add(link, there, sign * element * size)
+                    add(link, kept, sign * element * size)
                     add(link, late, -sign * element * size)
             if use.shared:
                 add(h2d, CONSTANT, GRADIENT_BYTES * use.whole)  # what the head has added to the gradient
@@ -339,6 +357,12 @@ def _backward(model: Model, group: LayerGroup, work: Work, compute_seconds: floa
 def add(total: dict[Variable, float], variable: Variable, factor: float) -> None:
     """Add a term to a linear form that is being made."""
     total[variable] = total.get(variable, 0.0) + factor
+
+
+def add_all(total: dict[Variable, float], form: Linear, factor: float) -> None:
+    """Add so many times a form."""
+    for variable, each in form.items():
+        add(total, variable, factor * each)
 
 
 def _add_checkpoints_on_ssd(total: dict[Variable, float], nbytes: float) -> None:

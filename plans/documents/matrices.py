@@ -79,13 +79,28 @@ class Decided(Protocol):
     def optimizer_states(self) -> str: ...
     @property
     def ranks(self) -> int: ...
+    @property
+    def matrices_on_device(self) -> bool | None: ...
+    @property
+    def unified_memory(self) -> bool: ...
+    @property
+    def schedule(self) -> str: ...
+    @property
+    def masters(self) -> str: ...
 
 
-def unfit_plan(decision: Decided, *, muon: bool) -> str:
-    """Why a decision does not go with its model, which has states of matrices if `muon`; empty where it does."""
+def unfit_plan(decision: Decided, *, muon: bool, there: bool) -> str:
+    """Why a decision does not go with its model, which has states of matrices if `muon`, and its machine, whose device
+    can update them if `there`; empty where it does."""
     if (decision.optimizer == "muon") != muon:
         return f"decision.optimizer is {decision.optimizer}, the model has {'' if muon else 'no '}states of matrices"
-    return unfit_muon(decision.optimizer_states, decision.ranks) if muon else ""
+    if not decision.matrices_on_device:
+        return unfit_muon(decision.optimizer_states, decision.ranks) if muon else ""
+    if not (muon and there) or decision.unified_memory or decision.schedule != "vertical" or decision.masters != "fp32":
+        return (
+            "decision.matrices_on_device: only of muon, on a device that can, with schedule vertical and masters fp32"
+        )
+    return unfit_muon(decision.optimizer_states, decision.ranks)
 
 
 class Workspace(NamedTuple):
@@ -120,9 +135,17 @@ def workspace_bytes(matrices: Iterable[Matrix]) -> int:
     return max((whole_pages(workspace_of(matrix).master[1]) for matrix in matrices), default=0)
 
 
-def longer(updates: Iterable[MatrixUpdate], factor: float) -> tuple[MatrixUpdate, ...]:
-    """The same where those on host take so many times as long."""
-    return tuple(each.model_copy(update={"seconds": each.seconds * factor}) for each in updates)
+def longer(updates: Iterable[MatrixUpdate], factor: float, *, device: float = 1.0) -> tuple[MatrixUpdate, ...]:
+    """The same where those on host take `factor` times as long, and those on the device `device` times."""
+    return tuple(
+        each.model_copy(
+            update={
+                "seconds": each.seconds * factor,
+                "device_seconds": each.device_seconds and each.device_seconds * device,
+            }
+        )
+        for each in updates
+    )
 
 
 def seconds_of(updates: Iterable[MatrixUpdate], matrices: Iterable[Matrix], *, on_device: bool = False) -> float | None:

@@ -84,7 +84,7 @@ class Saved(Part):
 class Decision(Sparing):
     """What the run will do."""
 
-    _SPARED = ("saved", "zeroth_order")
+    _SPARED = ("saved", "zeroth_order", "matrices_on_device")
 
     schedule: ScheduleName
     optimizer: Literal["adamw", "muon", "mezo"]
@@ -125,6 +125,8 @@ class Decision(Sparing):
     ranks: Ranks = 1
     """Processes that train together: each owns a part of every state, or with zeroth_order has all of it, and takes so
     many `micro_batches` of a step. All else that is said here is of one rank, and the same for each."""
+    matrices_on_device: Literal[True] | None = None
+    """Of muon: the device updates every matrix, and optimizer states that live elsewhere come there for it."""
     exchange_behind: bool = False
     """Of several ranks: a layer's gradients are exchanged while the next layer runs backward, and not before it."""
 
@@ -244,8 +246,7 @@ class Decision(Sparing):
 
     def formats_of(self, state: Elements) -> OptimizerFormats:
         """Of a state's optimizer states."""
-        precision = state_layout.precision_of(state, self.precision)
-        return state_layout.formats_in(precision, self.formats, muon=state.muon)
+        return state_layout.formats_in(state_layout.precision_of(state, self.precision), self.formats, muon=state.muon)
 
 
 def most_micro_batches(model: Model) -> int:
@@ -422,9 +423,8 @@ class Plan(Document):
                 has = "no optimizer states, and is not" if placement.frozen else "optimizer states, and is"
                 raise ValueError(f"decision.placement.{state.state_class}: {state.name} has {has} frozen")
             if placement.optimizer_device and not there:
-                why = "nobody measured such updates on the device (device_update_rate, device_seconds); set it to 0"
-                raise ValueError(f"decision.placement.{state.state_class}.optimizer_device: {why}")
-        if why := unfit_plan(self.decision, muon=self.model.muon):
+                raise ValueError(f"{state.state_class}.optimizer_device: nobody measured updates there; set it to 0")
+        if why := unfit_plan(self.decision, muon=self.model.muon, there=there):
             raise ValueError(why)
         turning = self.model.trained_blocks
         for index, state in enumerate(self.model.states):

@@ -12,7 +12,7 @@ from ..documents.matrices import workspace_bytes
 from ..documents.state_layout import GRADIENT_BYTES
 from ..graph.collectives import AddShares, Exchange
 from ..graph.contents import Content, Role
-from ..graph.ops import Home, Region, SumSquares, Update
+from ..graph.ops import Home, Region, SumSquares, Tier, Update
 from .emission import NOWHERE, Emission, When, bytes_of, cut
 from .homes import kept_on_device
 from .parameters import Parameters
@@ -30,10 +30,15 @@ class Updates:
         for home in emission.homes:
             self._homes.setdefault(home.state, []).append(home)
         self._on_device = kept_on_device(emission.model, emission.decision).updated
+        self._matrices_there = bool(emission.decision.matrices_on_device)
 
     def stays(self, state: int) -> bool:
         """Whether a state's gradient never leaves the device, which updates the state."""
         return state in self._on_device
+
+    def _visits(self, home: Home) -> bool:
+        """Whether the device updates a home whose optimizer states come there for it, and go back."""
+        return self._matrices_there and bool(home.matrices) and not self.stays(home.state)
 
     def gradient(self, stage: int, state: int) -> Region:
         """Where a stage's backward adds to a state's gradient: on the device, or with unified memory on host. Where it
@@ -77,6 +82,9 @@ class Updates:
         if self.stays(state) and state in self._homes:
             yield partial(self._sum_squares, gradient, state)
         prompt = [home for home in self._homes.get(state, ()) if not home.delayed]
+        if prompt and self._visits(prompt[0]):
+            start, stop = bytes_of(prompt[0], GRADIENT_BYTES)[0], bytes_of(prompt[-1], GRADIENT_BYTES)[1]
+            yield partial(self._sum_squares, cut(gradient, (start, stop)), state)
         loaded: dict[int, tuple[Region, Region]] = {}
         for number in range(len(prompt)):
             yield partial(self._update_prompt, stage, gradient, prompt, number, loaded)
@@ -118,7 +126,8 @@ class Updates:
                 home = homes[ahead]
                 optimizer = self._load_optimizer(home, When.ALWAYS)
                 source = self._of(gradient, home)
-                target = source if emission.unified or self.stays(home.state) else self._gradient_chunk(home)
+                there = emission.unified or self.stays(home.state) or self._visits(home)
+                target = source if there else self._gradient_chunk(home)
                 emission.move_state("d2h", source, target, Content.GRADIENT, home.state, final_gradient=True)
                 loaded[ahead] = (optimizer, target)
                 self._bring_copy(home, When.ALWAYS)
@@ -200,6 +209,10 @@ class Updates:
             target = self._parameters.in_transit(use, home)
             emission.move_state("read", home.parameters, target, Content.PARAMETERS, home.state, When.PENDING)
         self._bring_copy(home, When.PENDING)
+        if self._visits(home):
+            target = self._chunk("visiting gradient", home, waiting.nbytes, Role.GRADIENTS, "", emission.device)
+            emission.move_state("h2d", waiting, target, Content.DELAYED_GRADIENT, home.state, When.PENDING)
+            waiting = target
         return optimizer, waiting
 
     def _bring_copy(self, home: Home, when: When) -> None:
@@ -216,7 +229,8 @@ class Updates:
             return home.optimizer
         chunk = self._chunk("optimizer", home, home.optimizer.nbytes, Role.OPTIMIZER_IN_TRANSIT)
         content = Content.OPTIMIZER_STATES
-        emission.move_state("read", home.optimizer, chunk, content, home.state, when, summed_by_update=True)
+        summed = not self._visits(home)
+        emission.move_state("read", home.optimizer, chunk, content, home.state, when, summed_by_update=summed)
         return chunk
 
     def _update(self, home: Home, optimizer: Region, gradient: Region, parameters: Region, when: When) -> None:
@@ -224,6 +238,14 @@ class Updates:
         assert home.optimizer is not None
         emission = self._emission
         stored = home.optimizer if emission.tier(home.optimizer) == "ssd" else None
+        visits, on_host, copies = self._visits(home), optimizer, parameters
+        if visits:
+            optimizer = self._chunk("visiting", home, on_host.nbytes, Role.OPTIMIZER_IN_TRANSIT, "", emission.device)
+            emission.move_state("h2d", on_host, optimizer, Content.OPTIMIZER_STATES, home.state, when)
+            parameters = home.parameters
+            if emission.tier(home.parameters) != "device":
+                nbytes, role = home.parameters.nbytes, Role.PARAMETERS_IN_TRANSIT
+                parameters = self._chunk("visiting copy", home, nbytes, role, "", emission.device)
         emission.emit(
             Update(
                 index=NOWHERE,
@@ -238,18 +260,22 @@ class Updates:
                 parameters=parameters,
                 formats=home.formats,
                 final_gradient=emission.unified and not home.delayed,
-                stored=stored,
-                on_device=self.stays(home.state),
+                stored=None if visits else stored,
+                on_device=self.stays(home.state) or visits,
                 matrices=home.matrices,
                 workspace=self._workspace(home),
             ),
             when,
         )
+        if visits:
+            emission.move_state("d2h", optimizer, on_host, Content.OPTIMIZER_STATES, home.state, when)
+            if parameters != home.parameters:
+                emission.move_state("d2h", parameters, copies, Content.PARAMETERS, home.state, when)
         if stored:
             content = Content.OPTIMIZER_STATES
-            emission.move_state("write", optimizer, stored, content, home.state, when, summed_by_update=True)
+            emission.move_state("write", on_host, stored, content, home.state, when, summed_by_update=not visits)
         if emission.tier(home.parameters) == "ssd":
-            emission.move_state("write", parameters, home.parameters, Content.PARAMETERS, home.state, when)
+            emission.move_state("write", copies, home.parameters, Content.PARAMETERS, home.state, when)
         elif emission.tier(home.parameters) == "device":
             emission.move_state("h2d", parameters, home.parameters, Content.PARAMETERS, home.state, when)
 
@@ -258,7 +284,7 @@ class Updates:
         if not home.matrices:
             return None
         emission, nbytes = self._emission, workspace_bytes(home.matrices)
-        tier = emission.device if self.stays(home.state) else "host"
+        tier = emission.device if self.stays(home.state) or self._visits(home) else "host"
         name = f"orthogonalisation/{home.state}/{home.start}"
         return Region(emission.passing(name, tier, nbytes, Role.ORTHOGONALISATION, "orthogonalisation"), 0, nbytes)
 
@@ -269,7 +295,7 @@ class Updates:
         """Where an update leaves a home's parameters: where they live, or on host on their way there. One that takes
         those before finds them where they came for the stage's backward."""
         tier = self._emission.tier(home.parameters)
-        if tier == "host" or self.stays(home.state):
+        if tier == "host" or self.stays(home.state) or (tier == "device" and self._visits(home)):
             return home.parameters
         if home.formats.takes_copy and tier == "ssd":
             return self._parameters.copy_in_transit(stage, home)
@@ -278,8 +304,8 @@ class Updates:
     def _chunk_of(self, home: Home) -> Region:
         return self._chunk("updated", home, home.parameters.nbytes, Role.PARAMETERS_IN_TRANSIT)
 
-    def _chunk(self, kind: str, home: Home, nbytes: int, role: Role, use: str = "") -> Region:
+    def _chunk(self, kind: str, home: Home, nbytes: int, role: Role, use: str = "", tier: Tier = "host") -> Region:
         """A host buffer for one home's optimizer states, gradient or updated parameters. What a step uses twice, with
         nothing of worth in between, is a buffer for each `use`."""
         name = f"{kind} chunk/{use}{home.state}/{home.start}"
-        return Region(self._emission.passing(name, "host", nbytes, role, f"{kind} chunk"), 0, nbytes)
+        return Region(self._emission.passing(name, tier, nbytes, role, f"{kind} chunk"), 0, nbytes)

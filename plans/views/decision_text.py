@@ -26,6 +26,7 @@ def decided(plan: Plan, schedule: Schedule) -> list[str]:
     owns = "owns a share of every state" if decision.shares > 1 else "has all of every state"
     ranks = f"{decision.ranks}; all else here is of each of them, which {owns}"
     beside = "beside the next layer's backward" if decision.exchange_behind else "before the next layer's backward"
+    there = "; the device updates all matrices" if decision.matrices_on_device else ""
     numbers = [
         *([("ranks", ranks)] if decision.ranks > 1 else []),
         *([("gradients exchanged", beside)] if decision.shares > 1 else []),
@@ -36,7 +37,7 @@ def decided(plan: Plan, schedule: Schedule) -> list[str]:
     by_gradients = [
         ("schedule", f"{decision.schedule}, backward recomputes {decision.recompute} of a layer's forward"),
         *saved_text.decided(plan, schedule),
-        ("optimizer", f"{decision.optimizer}, states in {decision.optimizer_states}"),
+        ("optimizer", f"{decision.optimizer}, states in {decision.optimizer_states}{there}"),
         *_changed_numbers(decision),
         *([("clipping", f"the gradients' norm to {decision.clip_grad_norm:.10g}")] if decision.clip_grad_norm else []),
         *numbers,

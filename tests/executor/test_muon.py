@@ -66,6 +66,8 @@ def test_placement_delay_and_runner_change_no_bit(directory, tmp_path):
         {"alpha": 0.3, "optimizer": 0.4, "parameters": 0.6, "chunk": 4096},
         {"alpha": 1.0, "optimizer": 1.0, "unified": True, "parameters": 0.0},
         {"alpha": 0.5, "optimizer": 0.2, "gradient": 0.5, "on_device": 1.0, "updated": 0.5},
+        {"alpha": 0.4, "optimizer": 0.3, "gradient": 0.5, "parameters": 0.4, "chunk": 4096, "visiting": True},
+        {"alpha": 0.3, "optimizer": 0.4, "on_device": 1.0, "updated": 0.3, "visiting": True},
     ]
     found = set()
     for number, choices in enumerate(grid):

@@ -145,9 +145,11 @@ def make_plan(
     zeroth_order: ZerothOrder | None = None,
     ranks: int = 1,
     behind: bool = False,
+    visiting: bool = False,
 ) -> Plan:
     """A plan for so many `ranks` (`behind`: `exchange_behind`) with these fractions on host; `on_device`,
-    `across_turn`, `updated` and `inputs` on the device; `saved` of every class of blocks, by `rungs`."""
+    `across_turn`, `updated` and `inputs` on the device, `visiting`: `matrices_on_device`; `saved` of every class of
+    blocks, by `rungs`."""
     shape = describe(
         model,
         sequence_length=sequence_length,
@@ -182,6 +184,8 @@ def make_plan(
         update = {"recompute": "part", "saved": {name: tuple(saved) for name in sorted(blocks)}}
         decision = decision.model_copy(update=update)
     decision = decision.model_copy(update={"ranks": ranks, "exchange_behind": behind})
+    if visiting:
+        decision = decision.model_copy(update={"matrices_on_device": True})
     each = [build_schedule(shape, decision, rank) for rank in range(ranks)]
     most = {tier: max(built.arenas[tier] for built in each) for tier in each[0].arenas}
     built = replace(each[0], arenas=most)

@@ -6,6 +6,9 @@ import pytest
 
 from ssdplan.planner.catalogue.whatif import WhatIf, estimate
 from ssdplan.planner.predict.simulator import simulate
+from ssdplan.planner.program.stages import Work
+from ssdplan.planner.program.traffic import layer_groups, stages
+from ssdplan.planner.program.variables import CHECKPOINTS_ON_HOST, CONSTANT, DELAY_RATIO
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve, solve_and_build
 from ssdplan.plans.documents.matrices import Matrix, longer, seconds_of
@@ -60,7 +63,8 @@ def test_fractions_are_met_over_a_class_and_no_matrix_is_cut(profile: Profile) -
     timeline = simulate(schedule.steady, plan.model, plan.machine, plan.decision.micro_batch_size)
     for op, start, end in zip(schedule.steady.ops, timeline.starts, timeline.ends, strict=True):
         if isinstance(op, Update) and op.matrices:
-            assert end - start >= (seconds_of(plan.model.matrix_updates, op.matrices) or 0) * (1 - 1e-9)
+            alone = seconds_of(plan.model.matrix_updates, op.matrices, on_device=op.on_device)
+            assert alone and end - start >= alone * (1 - 1e-9)
     assert "muon" in describe_plan(plan, schedule)
     assert Plan.model_validate_json(plan.text()) == plan
 
@@ -100,8 +104,36 @@ def test_what_a_profile_is_not_for_is_refused_with_the_way_out(profile: Profile)
 
 
 def test_slower_matrices_make_a_slower_step(profile: Profile) -> None:
-    slow = profile.model.model_copy(update={"matrix_updates": longer(profile.model.matrix_updates, 50.0)})
-    steps = [
-        solve(each, ON_SSD, compared=False).prediction for each in (profile, profile.model_copy(update={"model": slow}))
-    ]
+    on_host = [each.model_copy(update={"device_seconds": None}) for each in profile.model.matrix_updates]
+    models = [profile.model.model_copy(update={"matrix_updates": longer(on_host, factor)}) for factor in (1.0, 50.0)]
+    steps = [solve(profile.model_copy(update={"model": model}), ON_SSD, compared=False).prediction for model in models]
     assert steps[1].step_seconds > 2 * steps[0].step_seconds and steps[1].bound_by == "cpu updates"
+
+
+def test_a_gpu_that_is_faster_updates_all_matrices(profile: Profile) -> None:
+    """Their states come there and go back; the program counts the bytes that the graph moves."""
+    for request in (
+        ON_SSD,
+        replace(ON_SSD, delay_ratio=1.0, residency={"optimizer": 0.0, "parameters": 1.0, "device": 0.0}),
+    ):
+        plan, schedule = solve_and_build(profile, request, compared=False)
+        assert plan.decision.matrices_on_device
+        verify(schedule)
+        updates = [op for op in schedule.steady.ops if isinstance(op, Update) and op.matrices]
+        assert updates and all(op.resource == "compute" for op in updates)
+        moved = {kind: schedule.traffic("steady")[kind] for kind in ("h2d", "d2h")}
+        work = Work(
+            micro_batch_size=1, micro_batches=4, schedule="vertical", matrices_on_device=True
+        )  # nothing stays on the device
+        every = stages(plan.model, layer_groups(plan.model), work)
+        at = {CONSTANT: 1.0, DELAY_RATIO: plan.decision.delay_ratio, CHECKPOINTS_ON_HOST: 1.0}
+        for kind in moved:
+            found = sum(
+                stage.count * factor * at.get(variable, 0.0)
+                for stage in every
+                for variable, factor in getattr(stage, f"{kind}_bytes").items()
+            )
+            assert found == pytest.approx(moved[kind], rel=1e-3), kind
+    slow = profile.model.model_copy(update={"matrix_updates": longer(profile.model.matrix_updates, 1e-3)})
+    plan = solve(profile.model_copy(update={"model": slow}), ON_SSD, compared=False)
+    assert not plan.decision.matrices_on_device
