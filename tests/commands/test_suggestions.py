@@ -42,7 +42,10 @@ PROFILE = "that is an option of ssdplan profile"
         ("profile --max-seq-len 4 --model m", "did you mean --sequence-length?"),
         ("export r --to d --output-dir out", "that is --out of ssdplan run (see"),
         ("run --micro-batch 4", "that is --micro-batch-size of ssdplan solve (see"),
-        ("run --optimizer adamw", "--optimizer; that is an option of ssdplan solve or ssdplan compare (see"),
+        (
+            "run --optimizer adamw",
+            "--optimizer; that is an option of ssdplan profile, ssdplan solve or ssdplan compare (see",
+        ),
         ("solve --optim adamw", "--optim; did you mean --optimizer? (see"),
         # Slips.
         ("run --decay 0.1", "did you mean --decay-steps, --decay-all or --weight-decay?"),

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch.nn import functional
 
+from ssdplan.plans.documents.matrices import Matrix
 from tests.profiler.made_time import MadeTime
 
 Result = TypeVar("Result")
@@ -86,6 +87,8 @@ class MadeState:
     tensors: tuple[MadeTensor, ...]
     frozen: bool = False
     precision: None = None
+    muon: bool = False
+    matrices: tuple[Matrix, ...] = ()
 
 
 @dataclass(frozen=True)
