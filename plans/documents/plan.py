@@ -68,6 +68,7 @@ class Placement(Part):
 
 
 SavedTier = Literal["device", "host", "ssd"]
+Overlap = Literal["all", "parameters", "none"]
 
 
 class Saved(Part):
@@ -126,6 +127,9 @@ class Decision(Sparing):
     many `micro_batches` of a step. All else that is said here is of one rank, and the same for each."""
     exchange_behind: bool = False
     """Of several ranks: a layer's gradients are exchanged while the next layer runs backward, and not before it."""
+    overlap: Overlap = "all"
+    """What the device has of other layers while one runs: the next one's parameters and the last one's gradient, the
+    parameters alone, or nothing, not even the next micro-batch's input."""
 
     @model_validator(mode="after")
     def _sums(self) -> Self:
@@ -196,6 +200,8 @@ class Decision(Sparing):
                 raise ValueError(f"saved.{name}: with unified_memory there is no device memory; take host")
         if self.exchange_behind and (self.ranks == 1 or self.schedule != "vertical"):
             raise ValueError("exchange_behind: only several ranks with schedule vertical; set it to false")
+        if self.overlap != "all" and (self.unified_memory or self.schedule != "vertical" or self.exchange_behind):
+            raise ValueError(f"overlap = {self.overlap}: only with schedule vertical, a device and no exchange_behind")
         if (self.recompute == "all") != (not self.saved):
             raise ValueError(f"recompute = {self.recompute}, and saved says otherwise")
         if self.update_chunk_elements % GRAIN:

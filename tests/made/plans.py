@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from ssdplan.planner.predict.simulator import simulate
-from ssdplan.plans.documents.plan import Alternative, Decision, Plan, Prediction, Saved, Sensitivity
+from ssdplan.plans.documents.plan import Alternative, Decision, Overlap, Plan, Prediction, Saved, Sensitivity
 from ssdplan.plans.documents.profile import Layer, LayerClass, Machine, Model, Network, Rung, State, Timing
 from ssdplan.plans.documents.state_layout import Masters, OptimizerStates, Precision
 from ssdplan.plans.documents.zeroth_order import ZerothOrder
@@ -138,6 +138,7 @@ def make_plan(
     zeroth_order: ZerothOrder | None = None,
     ranks: int = 1,
     behind: bool = False,
+    overlap: Overlap = "all",
 ) -> Plan:
     """A plan for so many `ranks` (`behind`: `exchange_behind`) with these fractions on host; `on_device`,
     `across_turn`, `updated` and `inputs` on the device; `saved` of every class of blocks, by `rungs`."""
@@ -169,6 +170,7 @@ def make_plan(
         clip_grad_norm=clip_grad_norm,
         unified=unified,
         zeroth_order=zeroth_order,
+        overlap=overlap,
     )
     if saved:
         blocks = {layer.layer_class for layer in shape.layers[max(shape.first_trained, 1) : -1]}
