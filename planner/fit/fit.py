@@ -13,9 +13,8 @@ from itertools import product
 from math import inf
 
 from ssdplan.plans.documents.plan import Decision, Recompute
-from ssdplan.plans.documents.profile import Machine, Model, State
-from ssdplan.plans.documents.state_layout import precision_of
-from ssdplan.plans.documents.zeroth_order import ZerothOrder, parameter_format
+from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.units import PAGE
 
 from ..predict.shortened import ENDS
@@ -25,8 +24,8 @@ from ..program.program import solve_program
 from .budgets import UNLIMITED, Candidate, Constraint, Needs, Room, in_memory, reduced
 from .estimate import Builder
 from .found import Branch, Sketch, Solved
-from .kept import everything, keeps, may_keep_everything, whole_states
-from .pace import Pace, paces
+from .kept import everything, keeps, may_keep_everything, parameter_bytes, whole_states
+from .pace import Pace, paces, with_less_on_device
 from .transit import MEASURED, Pipelines
 
 ROUNDS = 5
@@ -34,6 +33,7 @@ SPARE = 0.005
 """A host budget with less than this share unused is used."""
 NEAR = SPARE / 8
 """So much less than what would do is tried after too much, for rounding may be against it."""
+ROOM = 0.95  # of the device's budget, in which what the pipeline takes by its estimate is sure to fit
 DOUBTFUL = 2
 """Estimates that are too much before the leanest is looked at; most that fits does with the first or the second."""
 ROOMY = 10
@@ -48,6 +48,8 @@ class Fitter:
         self.model, self.machine, self.budget, self.fixed = model, machine, budget, fixed
         self.usuals, self.tight, self.others = paces(model, budget, fixed.formats, fixed.shares)
         self.usual = self.usuals[0]
+        self.shorts = with_less_on_device(self.usuals[-1], fixed)
+        self.shortest = with_less_on_device(self.tight, fixed)[-1:]
         self.builder = Builder(model)
         self.pipelines = Pipelines(model, self.builder.short, self._spilled)
         self._leanest: dict[Candidate, tuple[Solved, ...]] = {}
@@ -95,10 +97,16 @@ class Fitter:
         host = self.budget.host
         return [replace(each, limits=replace(each.limits, host_bytes=host)) for each in self.branches(candidate)]
 
-    def has_room(self, candidate: Candidate) -> bool:
-        """Whether the device has room for the pipeline, by its estimate, which may be a little too much."""
+    def has_room(self, candidate: Candidate, part: float = 1.0) -> bool:
+        """Whether a part of the device has room for the pipeline, by its estimate, which may be a little too much."""
         pipeline = self.pipelines.at(candidate.micro_batch_size, candidate.micro_batches, mixed=False)
-        return self.fixed.unified_memory or pipeline.device <= self.budget.device
+        return self.fixed.unified_memory or pipeline.device <= part * self.budget.device
+
+    def _paces(self, candidate: Candidate) -> tuple[tuple[Pace, ...], tuple[Pace, ...]]:
+        """The usual paces and the tight ones; where the device may have no room, then those for less of it."""
+        if self.has_room(candidate, ROOM):
+            return self.usuals, (self.tight,)
+        return (*self.usuals, *self.shorts), (self.tight, *self.shortest)
 
     def _spare_on_device(self, used: float) -> float | None:
         """What the device may keep between uses: states, unless `kept` says which, and activations. None where that is
@@ -110,13 +118,14 @@ class Fitter:
 
     def solve(self, candidate: Candidate, branches: Sequence[Branch]) -> Solved | None:
         """The fastest decision of a candidate that keeps every budget, by the first of `branches` that has one."""
-        for pace, branch in product(self.usuals, branches):
+        usuals, tight = self._paces(candidate)
+        for pace, branch in product(usuals, branches):
             solved = self._approach(candidate, branch, pace, "seconds", self.budget)
             if solved is not None:
                 return solved
         if not self._hopeless(candidate):
-            for aim, branch in product(("seconds", *self._last_resorts(candidate)), branches):
-                solved = self._approach(candidate, branch, self.tight, aim, self.budget)
+            for aim, pace, branch in product(("seconds", *self._last_resorts(candidate)), tight, branches):
+                solved = self._approach(candidate, branch, pace, aim, self.budget)
                 if solved is not None:
                     return solved
         leanest = self.leanest(candidate)
@@ -191,7 +200,7 @@ class Fitter:
         What the shortened model takes, rounded up.
         """
         candidate, own, found = solved.fitted.candidate, solved.fitted.needs, dict[Room, tuple[int, float]]()
-        lean = [sketch.needs for sketch in self._lean_sketches(candidate)]
+        lean = [sketch.needs for sketch in self._lean_sketches(candidate, every=True)]
         memories: tuple[Room, ...] = ("host memory", "device memory")
         for constraint in memories[:1] if self.fixed.unified_memory else memories:
             found[constraint] = own.of(constraint), solved.program.seconds
@@ -319,13 +328,15 @@ class Fitter:
 
     def _attempts(self, candidate: Candidate, branches: Sequence[Branch]) -> Iterator[tuple[Branch, Pace, Aim]]:
         """What `solve` tries, one after the other."""
-        yield from ((branch, pace, "seconds") for pace, branch in product(self.usuals, branches))
+        usuals, tight = self._paces(candidate)
+        yield from ((branch, pace, "seconds") for pace, branch in product(usuals, branches))
         for aim in ("seconds", *self._last_resorts(candidate)):
-            yield from ((branch, self.tight, aim) for branch in branches)
+            yield from ((branch, pace, aim) for pace, branch in product(tight, branches))
 
     def glance(self, candidate: Candidate, branch: Branch) -> Sketch | None:
         """The same without the attempts that find the leanest: for a comparison, which nothing runs."""
-        return self._first_that_fits(candidate, [(branch, self.usual), (branch, self.tight)])
+        more = self._paces(candidate)[0][len(self.usuals) :]
+        return self._first_that_fits(candidate, [(branch, pace) for pace in (self.usual, self.tight, *more)])
 
     def _first_that_fits(self, candidate: Candidate, ways: Sequence[tuple[Branch, Pace]]) -> Sketch | None:
         found = (each for way in ways for each, _ in self._placements(candidate, *way, "seconds", self.budget))
@@ -335,30 +346,34 @@ class Fitter:
         """Whether by the estimate even the leanest takes too much memory."""
         return all(in_memory(sketch.needs.over(self.budget)) for sketch in self._lean_sketches(candidate))
 
-    def _lean_sketches(self, candidate: Candidate) -> list[Sketch]:
+    def _lean_sketches(self, candidate: Candidate, *, every: bool = False) -> list[Sketch]:
         """About what `leanest` finds, which takes long to build: everything on ssd and prompt. Where there are so few
-        layers that to keep all of a kind may take less than to pass it through, what it finds."""
+        layers that to keep all of a kind may take less than to pass it through, what it finds. `every`: also what takes
+        least of the device where that has room for more."""
         if len(self.model.layers) <= 2 * ENDS:
             solved = self.leanest(candidate)
             return [Sketch(each.program, each.fitted.decision, each.fitted.needs) for each in solved]
         ways = (self.fixed.kept, *self._kept_ways(candidate)[-1:])
-        corners = (self._corner(candidate, 0, 0, 0, kept) for kept in ways)
-        return [self._sketched(candidate, corner, self.tight) for corner in corners]
+        found = [(self._corner(candidate, 0, 0, 0, kept), self.tight) for kept in ways]
+        found += [(found[0][0], pace) for pace in (self.shortest if every else self._paces(candidate)[1][1:])]
+        return [self._sketched(candidate, *each) for each in found]
 
     def leanest(self, candidate: Candidate) -> tuple[Solved, ...]:
         """What a tight budget ends in: everything at one end or the other, and all updates prompt or delayed, whichever
         takes least host memory; once for each way to use the device: for no parameters between their uses, for those of
-        both ends of the model, and for as many as there is room for."""
+        both ends of the model, and for as many as there is room for; and where it has no room, for one layer alone."""
         if candidate not in self._leanest:
-            ways = (self.fixed.kept, *self._kept_ways(candidate))
-            self._leanest[candidate] = tuple(self._find_leanest(candidate, kept) for kept in ways)
+            ways = [(kept, self.tight) for kept in (self.fixed.kept, *self._kept_ways(candidate))]
+            least = self.shortest if len(self.model.layers) <= 2 * ENDS else self._paces(candidate)[1][1:]
+            ways += [(self.fixed.kept, pace) for pace in least]
+            self._leanest[candidate] = tuple(self._find_leanest(candidate, *way) for way in ways)
         return self._leanest[candidate]
 
     def _kept_ways(self, candidate: Candidate) -> list[Mapping[str, KeptShares]]:
         if self.fixed.kept is not None or self._spare_on_device(0.0) is None:
             return []
         counts = Counter(state.state_class for state in self.model.states)
-        size = {each.state_class: self._parameter_bytes(each) for each in self.model.states}
+        size = {each.state_class: parameter_bytes(each, self.model, self.fixed) for each in self.model.states}
         blocks = {self.model.states[index].state_class for layer in self.model.layers[1:-1] for index in layer.states}
         ends = {name: KeptShares(0.0 if name in blocks else 1.0) for name in counts}
         least = self._sketched(candidate, self._corner(candidate, 0, 0, 0, ends), self.tight)
@@ -375,11 +390,7 @@ class Fitter:
             most = whole if needs.device <= self.budget.device else most
         return [ends] if most == ends else [ends, most]
 
-    def _parameter_bytes(self, state: State) -> int:
-        precision = precision_of(state, self.model.precision)
-        return parameter_format(precision, self.fixed.zeroth_order, frozen=state.frozen).bytes_of(state.elements)
-
-    def _find_leanest(self, candidate: Candidate, kept: Mapping[str, KeptShares] | None) -> Solved:
+    def _find_leanest(self, candidate: Candidate, kept: Mapping[str, KeptShares] | None, pace: Pace) -> Solved:
         few = replace(candidate, micro_batches=min(candidate.micro_batches, max(MEASURED)))
         delays = (0, 1) if self.fixed.delay_ratio is None else (0,)  # of no effect where it is decided
         best: tuple[int, int, tuple[int, int, int, int]] | None = None
@@ -387,14 +398,14 @@ class Fitter:
             corner = self._corner(few, optimizer, parameters, checkpoints, kept, delay)
             if best is not None and corner.host_bytes > best[0]:
                 continue  # what stays is too much alone
-            needs = self._sketched(few, corner, self.tight).needs
+            needs = self._sketched(few, corner, pace).needs
             found = needs.host, needs.ssd, (optimizer, parameters, checkpoints, delay)
             best = found if best is None else min(best, found)
         assert best is not None
         optimizer, parameters, checkpoints, delay = best[2]
         program = self._corner(candidate, optimizer, parameters, checkpoints, kept, delay)
         branch = Branch(replace(self.fixed, kept=kept), Limits(program.host_bytes + PAGE))
-        return Solved(self.builder.build(candidate, self._decision(candidate, program, self.tight)), program, branch)
+        return Solved(self.builder.build(candidate, self._decision(candidate, program, pace)), program, branch)
 
     def _corner(
         self,
@@ -467,6 +478,7 @@ class Fitter:
             ranks=self.fixed.ranks,
             matrices_on_device=True if self.fixed.matrices_on_device else None,
             exchange_behind=pace.behind and self.fixed.schedule == "vertical",
+            overlap=pace.overlap,
         )
 
     def _sketched(self, candidate: Candidate, program: ProgramResult, pace: Pace) -> Sketch:

@@ -3,9 +3,10 @@
 Owns that rounding, and the case of a device that keeps everything.
 """
 
-from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.documents.profile import Machine, Model, State
 from ssdplan.plans.documents.rates import updates_on_device
-from ssdplan.plans.documents.state_layout import OptimizerFormats, optimizer_bytes, parameters_bytes
+from ssdplan.plans.documents.state_layout import OptimizerFormats, optimizer_bytes, parameters_bytes, precision_of
+from ssdplan.plans.documents.zeroth_order import parameter_format
 from ssdplan.plans.schedule.shards import Shards
 
 from ..program.choices import FixedChoices, KeptShares
@@ -55,3 +56,9 @@ def keeps(program: ProgramResult) -> bool:
     states = any(p.parameters_device or p.parameters_turn for p in program.placement.values())
     saved = any(each.tier == "device" for shares in program.saved.values() for each in shares)
     return states or saved or bool(program.checkpoint_device)
+
+
+def parameter_bytes(state: State, model: Model, fixed: FixedChoices) -> int:
+    """What a state's parameters take wherever they live."""
+    precision = precision_of(state, model.precision)
+    return parameter_format(precision, fixed.zeroth_order, frozen=state.frozen).bytes_of(state.elements)

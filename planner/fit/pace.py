@@ -5,6 +5,7 @@ Owns the lengths of chunks and how many are on their way. Which of them is the f
 
 from dataclasses import dataclass, replace
 
+from ssdplan.plans.documents.overlap import Overlap
 from ssdplan.plans.documents.plan import Decision
 from ssdplan.plans.documents.profile import Model
 from ssdplan.plans.documents.state_layout import (
@@ -14,6 +15,7 @@ from ssdplan.plans.documents.state_layout import (
     OptimizerFormats,
 )
 
+from ..program.choices import FixedChoices
 from .budgets import Needs
 
 CHUNKS_SHARE, CHUNKS_AT_ONCE = 0.3, 8
@@ -28,9 +30,11 @@ class Pace:
     lookahead: int
     behind: bool = False
     """Of several ranks: gradients are exchanged beside the next layer's backward, for the memory of two more."""
+    overlap: Overlap = "all"
+    """What the device has of other layers while one runs."""
 
     def of(self, decision: Decision) -> Decision:
-        """`decision` with its updates cut so."""
+        """`decision` with its updates cut so; what the device has of other layers stays as it is."""
         chunks = {"update_chunk_elements": self.chunk_elements, "update_lookahead": self.lookahead}
         return decision.model_copy(update=chunks)
 
@@ -53,6 +57,16 @@ def paces(
         for shorter, lookahead in ((2, 8), (2, 12), (4, 8), (4, 16), (8, 16))
     )
     return tuple(dict.fromkeys((usual_pace, replace(usual_pace, behind=False)))), tight, others
+
+
+def with_less_on_device(pace: Pace, fixed: FixedChoices) -> tuple[Pace, ...]:
+    """`pace` where the device has less of other layers, and least; none where there is no device, or the order cannot
+    do with less."""
+    possible = fixed.schedule == "vertical" and not fixed.unified_memory and not fixed.matrices_on_device
+    return tuple(replace(pace, behind=False, overlap=overlap) for overlap in LESS if possible)
+
+
+LESS: tuple[Overlap, ...] = ("parameters", "none")
 
 
 def budget_below(host: int) -> int:

@@ -12,6 +12,7 @@ from ..errors import MismatchError
 from . import state_layout
 from .base import Bytes, Count, Document, Fraction, Name, Part, Positive, Seconds, Sparing
 from .matrices import unfit_plan
+from .overlap import Overlap, unfit_overlap
 from .profile import Machine, Model, Rung
 from .rates import rows_rates, updates_on_device
 from .state_layout import GRAIN, Elements, Format, Masters, OptimizerFormats, OptimizerStates, Precision
@@ -129,22 +130,21 @@ class Decision(Sparing):
     """Of muon: the device updates every matrix, and optimizer states that live elsewhere come there for it."""
     exchange_behind: bool = False
     """Of several ranks: a layer's gradients are exchanged while the next layer runs backward, and not before it."""
+    overlap: Overlap = "all"
+    """What the device has of other layers while one runs: the next one's parameters and the last one's gradient, the
+    parameters alone, or nothing, not even the next micro-batch's input."""
 
     @model_validator(mode="after")
     def _sums(self) -> Self:
         zeroth = (self.schedule == "zeroth-order", self.optimizer == "mezo", self.zeroth_order is not None)
         if any(zeroth) and not all(zeroth):
             raise ValueError("schedule zeroth-order, optimizer mezo and zeroth_order belong together")
-        if all(zeroth) and (self.delay_ratio or self.clip_grad_norm or self.saved):
-            raise ValueError("a zeroth-order step has no gradients: delay_ratio, clip_grad_norm and saved stay empty")
-        if all(zeroth) and any(placement.parameters_turn for placement in self.placement.values()):
-            raise ValueError("a zeroth-order step has no turn: parameters_turn stays 0")
-        if all(zeroth) and not self.formats.usual:
-            raise ValueError("a zeroth-order step has no optimizer states: optimizer_states and masters stay fp32")
+        turns = any(placement.parameters_turn for placement in self.placement.values())
+        gradients = bool(self.delay_ratio or self.clip_grad_norm or self.saved)
+        if self.zeroth_order and (why := self.zeroth_order.unfit(self.precision, self.formats, gradients, turns)):
+            raise ValueError(why)
         if why := state_layout.unfit_masters(self.masters, self.precision):
             raise ValueError(why)
-        if self.zeroth_order and self.zeroth_order.masters and self.precision == "fp32":
-            raise ValueError("zeroth_order.masters: parameters in fp32 are their own masters; set it to false")
         for name, p in self.placement.items():
             alpha, states = (0.0, 0.0) if p.frozen else (self.delay_ratio, 1.0)
             rows = {
@@ -199,6 +199,8 @@ class Decision(Sparing):
                 raise ValueError(f"saved.{name}: with unified_memory there is no device memory; take host")
         if self.exchange_behind and (self.ranks == 1 or self.schedule != "vertical"):
             raise ValueError("exchange_behind: only several ranks with schedule vertical; set it to false")
+        if why := unfit_overlap(self):
+            raise ValueError(why)
         if (self.recompute == "all") != (not self.saved):
             raise ValueError(f"recompute = {self.recompute}, and saved says otherwise")
         if self.update_chunk_elements % GRAIN:

@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from .base import Part
-from .state_layout import FP32, GRAIN, PARAMETERS, Format, Precision
+from .state_layout import FP32, GRAIN, PARAMETERS, Format, OptimizerFormats, Precision
 
 MOST_DIRECTIONS = 256
 """Of a zeroth-order step."""
@@ -51,6 +51,19 @@ class ZerothOrder(Part):
         """How often a layer's copies are made in a step: for each direction, and where they take turns for each side of
         it."""
         return self.directions * (SIDES if self.in_turns else 1)
+
+    def unfit(self, precision: Precision, formats: OptimizerFormats, gradients: bool, turns: bool) -> str:
+        """Why a decision of such a step cannot be so; empty where it can. `gradients`: it says something of gradients;
+        `turns`: of what stays from forward to backward."""
+        if gradients:
+            return "a zeroth-order step has no gradients: delay_ratio, clip_grad_norm and saved stay empty"
+        if turns:
+            return "a zeroth-order step has no turn: parameters_turn stays 0"
+        if not formats.usual:
+            return "a zeroth-order step has no optimizer states: optimizer_states and masters stay fp32"
+        if self.masters and precision == "fp32":
+            return "zeroth_order.masters: parameters in fp32 are their own masters; set it to false"
+        return ""
 
     def waiting(self, *, lags: bool) -> float:
         """The updates that wait for a pass over a state, on average over steps: of one that goes back to where it lives

@@ -7,7 +7,7 @@ slots that are used in other stages: what the head needs around the turn lies wh
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..units import whole_pages
@@ -18,10 +18,13 @@ GRACE = 1
 """Stages for which a slot's bytes stay its own after its last use, so that who comes next seldom has to wait."""
 
 
-def assign(buffers: Sequence[Buffer], programs: Sequence[Sequence[Op]]) -> tuple[tuple[Buffer, ...], dict[Tier, int]]:
+def assign(
+    buffers: Sequence[Buffer], programs: Sequence[Sequence[Op]], *, grace_on_device: int = GRACE
+) -> tuple[tuple[Buffer, ...], dict[Tier, int]]:
     """Place `buffers`, which live in each of `programs` from the first op that names them to the last.
 
-    Programs never run at the same time, so they share slots; a buffer of a pool is of one program. Returns the placed
+    Programs never run at the same time, so they share slots; a buffer of a pool is of one program. `grace_on_device`:
+    the device's `GRACE`; with 0, who comes next in the next stage takes the bytes, and waits. Returns the placed
     buffers and each tier's arena in bytes. Raises AssertionError for a pooled buffer of two programs.
     """
     placed = list(buffers)
@@ -42,7 +45,7 @@ def assign(buffers: Sequence[Buffer], programs: Sequence[Sequence[Op]]) -> tuple
             sharing.setdefault(buffer.shared_by, []).append(buffer)
     for layer in sorted(sharing):
         _overlay(sharing[layer], placed, take)
-    slots = _slots(buffers, programs)
+    slots = _slots(buffers, programs, dict.fromkeys(TIERS, GRACE) | {"device": grace_on_device})
     for tier in TIERS:
         mine = [slot for slot in slots if slot.tier == tier]
         offsets, end = _pack(mine, arenas[tier])
@@ -88,7 +91,7 @@ class _Slot:
     """Bit s is set when one of them is alive in stage s; programs one after the other."""
 
 
-def _slots(buffers: Sequence[Buffer], programs: Sequence[Sequence[Op]]) -> list[_Slot]:
+def _slots(buffers: Sequence[Buffer], programs: Sequence[Sequence[Op]], grace: Mapping[Tier, int]) -> list[_Slot]:
     """As few slots for each pool as its buffers are ever alive at once, in the order in which the pools appear."""
     pools: dict[tuple[Tier, str], list[int]] = {}
     for buffer in buffers:
@@ -108,7 +111,7 @@ def _slots(buffers: Sequence[Buffer], programs: Sequence[Sequence[Op]]) -> list[
                 placed.add(index)
                 members_of.setdefault(slot, []).append(index)
                 first, last = lifetime[index]
-                stages = range(program[first].stage, program[last].stage + 1 + GRACE)
+                stages = range(program[first].stage, program[last].stage + 1 + grace[tier])
                 busy[slot] = busy.get(slot, 0) | ((1 << len(stages)) - 1) << base + stages.start
             base += program[-1].stage + 1 + GRACE
         nbytes = whole_pages(max(buffers[index].nbytes for index in members))

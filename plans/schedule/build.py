@@ -7,7 +7,7 @@ Owns the table of orders, and who does what: `homes.py` says where states live, 
 from ..documents.plan import Decision, ScheduleName
 from ..documents.profile import Model
 from ..gc_pause import no_collection
-from ..graph.allocation import assign
+from ..graph.allocation import GRACE, assign
 from ..graph.ops import Graph, GraphName, Op, Schedule
 from ..graph.waits import with_waits
 from .emission import Emission, When
@@ -56,7 +56,8 @@ def build_schedule(model: Model, decision: Decision, rank: int = 0) -> Schedule:
         "evaluate": evaluation,
     }
     distinct = {id(program): program for program in programs.values()}
-    placed, arenas = assign(buffers.all, [program.ops for program in distinct.values()])
+    grace = GRACE if decision.overlap == "all" else 0
+    placed, arenas = assign(buffers.all, [program.ops for program in distinct.values()], grace_on_device=grace)
 
     def emitted(name: GraphName) -> list[Op]:
         program = programs[name]

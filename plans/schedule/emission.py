@@ -67,6 +67,11 @@ class Emission:
         """How many stages there have been."""
         return self.stage + 1
 
+    @property
+    def leaves_at_once(self) -> bool:
+        """Whether a layer's gradient leaves the device before the next layer runs backward."""
+        return self.decision.overlap != "all"
+
     def passing(self, name: str, tier: Tier, nbytes: int, role: Role, pool: str) -> int:
         """The buffer of that name in this program, which shares slots with the others of its pool."""
         assert tier != "ssd"

@@ -31,6 +31,8 @@ class Updates:
             self._homes.setdefault(home.state, []).append(home)
         self._on_device = kept_on_device(emission.model, emission.decision).updated
         self._matrices_there = bool(emission.decision.matrices_on_device)
+        self._left: dict[tuple[int, int, int], Region] = {}
+        """(stage, state, first element of a home) -> where on host its gradient waits since it left the device."""
 
     def stays(self, state: int) -> bool:
         """Whether a state's gradient never leaves the device, which updates the state."""
@@ -89,8 +91,32 @@ class Updates:
         for number in range(len(prompt)):
             yield partial(self._update_prompt, stage, gradient, prompt, number, loaded)
         for home in self._homes.get(state, ()):
-            if home.delayed:
-                yield partial(self._leave_delayed_gradient, gradient, home)
+            if home.delayed and not (self._emission.leaves_at_once and self._waits_on_host(home)):
+                yield partial(self._leave_delayed_gradient, stage, gradient, home)
+
+    def leave(self, stage: int, state: int) -> None:
+        """Before `finish`, where the device has no room for a gradient beside the next layer's: all of it goes to host
+        at once. What waits for the next step goes to where it waits; for the rest host has a place."""
+        if self.stays(state):
+            return
+        emission, homes = self._emission, self._homes.get(state, ())
+        gradient = self.gradient(stage, state) if emission.shards.alone else self._total(stage, state)
+        staying = [home for home in homes if not self._waits_on_host(home)]
+        if nbytes := sum(home.elements for home in staying) * GRADIENT_BYTES:
+            buffer = emission.passing(f"left/{stage}/{state}", "host", nbytes, Role.GRADIENTS, f"left/{nbytes}")
+        begin = 0
+        for home in homes:
+            if self._waits_on_host(home):
+                self._leave_delayed_gradient(stage, gradient, home)
+                continue
+            end = begin + home.elements * GRADIENT_BYTES
+            target = self._left[stage, state, home.start] = Region(buffer, begin, end)
+            content = Content.DELAYED_GRADIENT if home.delayed else Content.GRADIENT
+            emission.move_state("d2h", self._of(gradient, home), target, content, state, final_gradient=True)
+            begin = end
+
+    def _waits_on_host(self, home: Home) -> bool:
+        return home.gradient is not None and self._emission.tier(home.gradient) != "ssd"
 
     def finish_delayed(self, use: int) -> None:
         """Finish the previous step's updates of the states whose first use is stage `use` of this step."""
@@ -120,18 +146,23 @@ class Updates:
     def _update_prompt(
         self, stage: int, gradient: Region, homes: list[Home], number: int, loaded: dict[int, tuple[Region, Region]]
     ) -> None:
-        emission = self._emission
         for ahead in self._ahead(number, homes):
             if ahead not in loaded:
                 home = homes[ahead]
                 optimizer = self._load_optimizer(home, When.ALWAYS)
-                source = self._of(gradient, home)
-                there = emission.unified or self.stays(home.state) or self._visits(home)
-                target = source if there else self._gradient_chunk(home)
-                emission.move_state("d2h", source, target, Content.GRADIENT, home.state, final_gradient=True)
-                loaded[ahead] = (optimizer, target)
+                loaded[ahead] = (optimizer, self._on_host(stage, gradient, home))
                 self._bring_copy(home, When.ALWAYS)
         self._update(homes[number], *loaded[number], self._updated(homes[number], stage), When.ALWAYS)
+
+    def _on_host(self, stage: int, gradient: Region, home: Home) -> Region:
+        """Where an update finds a home's gradient: on host, where it goes unless it has; or where it was made."""
+        emission, source = self._emission, self._of(gradient, home)
+        if left := self._left.get((stage, home.state, home.start)):
+            return left
+        there = emission.unified or self.stays(home.state) or self._visits(home)
+        target = source if there else self._gradient_chunk(home)
+        emission.move_state("d2h", source, target, Content.GRADIENT, home.state, final_gradient=True)
+        return target
 
     def _of(self, gradient: Region, home: Home) -> Region:
         """A home's elements of the gradient of what this rank owns of their state."""
@@ -184,14 +215,15 @@ class Updates:
             )
         )
 
-    def _leave_delayed_gradient(self, gradient: Region, home: Home) -> None:
+    def _leave_delayed_gradient(self, stage: int, gradient: Region, home: Home) -> None:
         """A delayed gradient goes to where it waits for the next step's forward."""
         assert home.gradient is not None
         emission = self._emission
-        source = self._of(gradient, home)
         on_ssd = emission.tier(home.gradient) == "ssd"
-        target = self._gradient_chunk(home) if on_ssd else home.gradient
-        emission.move_state("d2h", source, target, Content.DELAYED_GRADIENT, home.state, final_gradient=True)
+        target = self._left.get((stage, home.state, home.start))
+        if target is None:
+            source, target = self._of(gradient, home), self._gradient_chunk(home) if on_ssd else home.gradient
+            emission.move_state("d2h", source, target, Content.DELAYED_GRADIENT, home.state, final_gradient=True)
         if on_ssd:
             emission.move_state("write", target, home.gradient, Content.DELAYED_GRADIENT, home.state)
 

@@ -51,6 +51,8 @@ class _Vertical:
         self.stages = len(layer_of)
         self.head = len(emission.model.layers) - 1
         self.n = emission.decision.micro_batches
+        self.ahead = emission.decision.overlap != "none"
+        """Whether what a compute op takes comes to the device while the op before it runs."""
         self.parameters = Parameters(emission, pieces=transfers)
         self.activations = Activations(emission, kept=self.n, checkpoints=forwards < self.stages)
         self.saved = SavedActivations(emission, kept=self.n, training=forwards < self.stages)
@@ -72,9 +74,10 @@ class _Vertical:
             self._fetch(stage)
         for use in (0, 1):
             self.updates.finish_delayed(use)
-        self._upload(0, range(self.n))
+        if self.ahead:
+            self._upload(0, range(self.n))
         updates: list[Piece] = []
-        behind = self.emission.decision.exchange_behind
+        behind, at_once = self.emission.decision.exchange_behind, self.emission.leaves_at_once
         exchange, behind_that = nothing, list[Piece]()
         """Of the layer before, with `exchange_behind`: to come with this one's backward, and updates to come after it.
         Meanwhile its gradient has its place for itself, and no copy of a hidden state stands behind the network."""
@@ -87,17 +90,20 @@ class _Vertical:
                 if stage + 2 <= self.head:
                     self.updates.finish_delayed(stage + 2)
                 self._restore_checkpoints(stage + 1)
-            self._upload(stage + 1, range(position, position + 1))
-            if number + 1 < len(computes):
-                self._load_inputs(*computes[number + 1])
+                if at_once and stage + 1 == self.stages:
+                    self._restore_partial_gradients(stage)
+            self._bring(computes, number)
             leave = self._compute(stage, position, leave)
             exchange()
             exchange = nothing
             for update in updates[len(updates) * position // self.n : len(updates) * (position + 1) // self.n]:
                 update()
-            if position == self.n - 1 and stage + 2 == self.stages:
+            if position == self.n - 1 and stage + 2 == self.stages and not at_once:
                 self._restore_partial_gradients(stage + 1)
-            if position == self.n - 1 and stage >= self.forwards:
+            if position == self.n - 1 and stage >= self.forwards and at_once:
+                self._exchange(stage)
+                updates = self._leave_at_once(stage)
+            elif position == self.n - 1 and stage >= self.forwards:
                 leaving, after = list(self._leave_partial_gradients(stage)), list(self._finish(stage))
                 if behind:
                     exchange = partial(self._exchange, stage)
@@ -113,22 +119,35 @@ class _Vertical:
     def evaluate(self) -> None:
         for stage in (0, 1):
             self._fetch(stage)
-        self._upload(0, range(self.n))
+        if self.ahead:
+            self._upload(0, range(self.n))
         leave: Piece = nothing
         computes = self._computes()
         for number, (stage, position) in enumerate(computes):
             self.emission.stage = stage
             if position == 0:
                 self._fetch(stage + 2)
-            self._upload(stage + 1, range(position, position + 1))
-            if number + 1 < len(computes):
-                self._load_inputs(*computes[number + 1])
+            self._bring(computes, number)
             leave = self._compute(stage, position, leave)
         leave()
 
+    def _bring(self, computes: list[tuple[int, int]], number: int) -> None:
+        """What a compute op to come takes, to the device: of the next stage a piece of its parameters, and the inputs
+        of the next op; or where the device has room for nothing ahead, those of this op, which waits for them."""
+        stage, position = computes[number]
+        if self.ahead:
+            self._upload(stage + 1, range(position, position + 1))
+            if number + 1 < len(computes):
+                self._load_inputs(*computes[number + 1])
+            return
+        if position == 0:
+            self._upload(stage, range(self.n))
+        self._load_inputs(stage, position)
+
     def _compute(self, stage: int, position: int, leave: Piece) -> Piece:
         """One compute op, then `leave`: what the op before it has made goes to host. Returns the same of this one. So
-        the next op finds a free place for what it makes, and need not wait for a copy."""
+        the next op finds a free place for what it makes, and need not wait for a copy; where the device has room for
+        nothing ahead, what this op has made leaves before the next."""
         if stage < self.forwards:
             self._forward(stage, position)
             leaves = self._leave_forward(stage, position)
@@ -136,6 +155,9 @@ class _Vertical:
             self._backward(stage, position)
             leaves = self._keep_in_gradient(stage, position)
         leave()
+        if not self.ahead:
+            leaves()
+            return nothing
         return leaves
 
     def _computes(self) -> list[tuple[int, int]]:
@@ -272,6 +294,22 @@ class _Vertical:
         )
 
     # Gradients: they leave the device once, after a layer's last micro-batch.
+
+    def _leave_at_once(self, stage: int) -> list[Piece]:
+        """All gradients of a layer leave the device before the next layer's backward; returns what follows on host, and
+        nothing of states that the device updates, which is done."""
+        emission, after = self.emission, list[Piece]()
+        for piece in self._leave_partial_gradients(stage):
+            piece()
+        for state in emission.model.trained(self.layer_of[stage]):
+            if emission.model.uses(state)[0] != self.layer_of[stage]:
+                continue
+            self.updates.leave(stage, state)
+            pieces = list(self.updates.finish(stage, state))
+            for piece in pieces if self.updates.stays(state) else ():
+                piece()
+            after += [] if self.updates.stays(state) else pieces
+        return after
 
     def _exchange(self, stage: int) -> None:
         """Before all else that follows a layer's last backward, so that every rank does it at the same place."""

@@ -3,6 +3,7 @@
 Owns those rows and nothing else.
 """
 
+from ..documents.overlap import Overlap
 from ..documents.plan import Decision, Plan, needs_all_gradients
 from ..graph.ops import Schedule
 from ..schedule.homes import device_tier
@@ -12,6 +13,12 @@ from .tables import facts, short
 
 RECORD_BYTES, DIRECTION_BYTES = 32, 8
 """Of a step in the log: its number, its decay and a checksum; and the number along each direction."""
+
+
+_BESIDE: dict[Overlap, str] = {
+    "parameters": "the device has the next one's parameters, but not the last one's gradient, which leaves first",
+    "none": "the device has nothing of other layers: parameters, inputs and gradients come and go in turn",
+}
 
 
 def decided(plan: Plan, schedule: Schedule) -> list[str]:
@@ -45,6 +52,8 @@ def decided(plan: Plan, schedule: Schedule) -> list[str]:
         *([("", reason)] if reason else []),
         *_checkpoints(decision),
     ]
+    if decision.overlap != "all":
+        by_gradients.append(("beside a layer", _BESIDE[decision.overlap]))
     chunks = f"at most {decision.update_chunk_elements:,} elements at once, {decision.update_lookahead} ahead"
     without = decision.zeroth_order is not None
     return facts(

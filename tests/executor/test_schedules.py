@@ -99,6 +99,7 @@ def test_what_stays_on_the_device_changes_no_bit(directory, tmp_path, n, tied, p
             parameters=0.5 * (number % 2),
             checkpoints=0.6,
             gradient=0.5,
+            overlap=("all", "parameters", "none")[number % 3],
         )
     assert len(set(seen.values())) == 1, seen
 
@@ -211,7 +212,11 @@ def test_a_run_equals_plain_pytorch(directory, tmp_path, choices, tied):
 
 @pytest.mark.parametrize(
     "choices",
-    [{"alpha": 0.3, "on_device": 0.5, "across_turn": 0.25}, {"schedule": "horizontal", "micro_batches": 3}],
+    [
+        {"alpha": 0.3, "on_device": 0.5, "across_turn": 0.25},
+        {"alpha": 0.3, "gradient": 0.5, "overlap": "none"},
+        {"schedule": "horizontal", "micro_batches": 3},
+    ],
 )
 def test_memory_and_traffic_are_the_plans_to_the_byte(directory, tmp_path, choices):
     result = run(directory, tmp_path / "run", optimizer=0.4, checkpoints=0.5, **choices)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from ssdplan.plans.documents.overlap import Overlap
 from ssdplan.plans.documents.plan import Decision, Placement, Saved, ScheduleName
 from ssdplan.plans.documents.profile import Model
 from ssdplan.plans.documents.state_layout import Masters, OptimizerStates
@@ -33,6 +34,7 @@ def decide(
     zeroth_order: ZerothOrder | None = None,
     ranks: int = 1,
     behind: bool = False,
+    overlap: Overlap = "all",
 ) -> Decision:
     """The same fractions on host for every class, prompt and delayed part alike; of frozen ones, of parameters alone.
 
@@ -106,6 +108,7 @@ def decide(
         update_lookahead=lookahead,
         ranks=ranks,
         exchange_behind=behind,
+        overlap=overlap,
         host_budget_bytes=1 << 40,
         device_budget_bytes=1 << 40,
         unified_memory=unified,

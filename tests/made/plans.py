@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ssdplan.planner.predict.simulator import simulate
 from ssdplan.plans.documents.matrices import MatrixUpdate
+from ssdplan.plans.documents.overlap import Overlap
 from ssdplan.plans.documents.plan import Alternative, Decision, Plan, Prediction, Saved, Sensitivity
 from ssdplan.plans.documents.profile import Layer, LayerClass, Machine, Model, Network, Rung, State, Timing
 from ssdplan.plans.documents.state_layout import Masters, OptimizerStates, Precision
@@ -146,6 +147,7 @@ def make_plan(
     ranks: int = 1,
     behind: bool = False,
     visiting: bool = False,
+    overlap: Overlap = "all",
 ) -> Plan:
     """A plan for so many `ranks` (`behind`: `exchange_behind`) with these fractions on host; `on_device`,
     `across_turn`, `updated` and `inputs` on the device, `visiting`: `matrices_on_device`; `saved` of every class of
@@ -178,6 +180,7 @@ def make_plan(
         clip_grad_norm=clip_grad_norm,
         unified=unified,
         zeroth_order=zeroth_order,
+        overlap=overlap,
     )
     if saved:
         blocks = {layer.layer_class for layer in shape.layers[max(shape.first_trained, 1) : -1]}

@@ -19,6 +19,7 @@ from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Profile
+from ssdplan.plans.errors import InfeasibleError
 from tests.extent import short_or_full
 
 GIB = 1 << 30
@@ -70,6 +71,21 @@ def test_fixed_states_that_just_fit_the_device_still_do(share: float) -> None:
     just = planned(profile_of(), 32, **asked, device_memory_bytes=lean.prediction.peak_device_bytes)
     assert just.prediction.step_seconds <= lean.prediction.step_seconds * 1.001
     assert just.prediction.peak_device_bytes <= lean.prediction.peak_device_bytes
+
+
+def test_a_device_too_small_for_two_layers_has_one_at_a_time() -> None:
+    """Less and less of other layers, the less it has; and the refusal names what then is the least."""
+    profile, asked = profile_of(micro_batch_sizes=(1,)), {"micro_batches": 2, "recompute": "all"}
+    found, seconds = [], []
+    for gib in (5.0, 3.4, 3.23):
+        plan = planned(profile, 32, device_memory_bytes=int(gib * GIB), **asked)
+        assert plan.prediction.peak_device_bytes <= gib * GIB
+        found.append(plan.decision.overlap)
+        seconds.append(plan.prediction.step_seconds)
+    assert found == ["all", "parameters", "none"]
+    assert seconds == sorted(seconds)
+    with pytest.raises(InfeasibleError, match=r"least that would do is 3\.23 GiB"):
+        planned(profile, 32, device_memory_bytes=3 * GIB, **asked)
 
 
 def test_a_limit_rules_out_nothing_that_is_fixed() -> None:

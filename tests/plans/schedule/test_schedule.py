@@ -32,6 +32,7 @@ fractions = st.sampled_from([0.0, 0.37, 1.0]) | st.floats(0, 1)
     lookahead=st.integers(1, 4),
     on_device=fractions,
     across_turn=fractions,
+    overlap=st.sampled_from(["all", "parameters", "none"]),
 )
 def test_every_schedule_verifies(blocks, tied, precision, on_device, across_turn, **choices):
     model = made_model(blocks=blocks, tied=tied, precision=precision)
