@@ -131,8 +131,7 @@ class Decision(Sparing):
     exchange_behind: bool = False
     """Of several ranks: a layer's gradients are exchanged while the next layer runs backward, and not before it."""
     overlap: Overlap = "all"
-    """What the device has of other layers while one runs: the next one's parameters and the last one's gradient, the
-    parameters alone, or nothing, not even the next micro-batch's input."""
+    """What the device has of other layers while one runs: parameters and a gradient, parameters, or nothing at all."""
 
     @model_validator(mode="after")
     def _sums(self) -> Self:
@@ -181,9 +180,7 @@ class Decision(Sparing):
                     "live on ssd; set parameters_prompt_host and parameters_delayed_host to 0"
                 )
         if self.checkpoint_device and (self.unified_memory or self.schedule != "vertical"):
-            why = (
-                "with unified_memory there is no device memory" if self.unified_memory else f"schedule {self.schedule}"
-            )
+            why = "unified_memory leaves no device memory" if self.unified_memory else f"schedule {self.schedule}"
             raise ValueError(f"checkpoint_device = {self.checkpoint_device:g}: {why}; set it to 0")
         if self.schedule == "horizontal" and self.delay_ratio:
             raise ValueError(
