@@ -422,7 +422,8 @@ class Plan(Document):
                 has = "no optimizer states, and is not" if placement.frozen else "optimizer states, and is"
                 raise ValueError(f"decision.placement.{state.state_class}: {state.name} has {has} frozen")
             if placement.optimizer_device and not there:
-                raise ValueError(f"{state.state_class}.optimizer_device: nobody measured updates there; set it to 0")
+                where = f"placement.{state.state_class}.optimizer_device = {placement.optimizer_device:g}"
+                raise ValueError(f"{where}: the machine has no device_update_rate or device_seconds; set it to 0")
         if why := unfit_plan(self.decision, muon=self.model.muon, there=there):
             raise ValueError(why)
         turning = self.model.trained_blocks

@@ -216,7 +216,9 @@ def formats_in(precision: Precision, formats: OptimizerFormats, *, muon: bool = 
     """Of the optimizer states of a state in `precision`, where those of the plan are `formats`: in fp32 masters are
     whole. `muon`: Muon updates it, with one moment."""
     masters: Masters = "fp32" if precision == "fp32" else formats.masters
-    return MOMENTUM[masters] if muon else OPTIMIZER_FORMATS[masters, formats.moments]
+    if muon:
+        return MOMENTUM[masters]
+    return formats if masters == formats.masters else OPTIMIZER_FORMATS[masters, formats.moments]
 
 
 def parameters_bytes(states: Iterable[Elements], precision: Precision) -> int:
