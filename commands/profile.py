@@ -30,6 +30,7 @@ class Options:
     freeze: Sequence[str]
     allow_unused_weights: bool
     compression_error: bool
+    rows: str
     device: str
     volume: Sequence[Path]
     endurance: Sequence[int]
@@ -88,6 +89,13 @@ def command() -> Command:
             is_flag=True,
             help="measure saved activations in int8 too, for solve --activations int8, and how far off each block's "
             "gradients are then; this reads the whole model once",
+        ),
+        click.Option(
+            ["--rows"],
+            type=Choice(["any", "whole"]),
+            default="any",
+            help="whole: runs have rows of one sequence without padding alone, and plans no memory for masks, which "
+            "grow with the square of the row",
         ),
     )
     machine = (
@@ -231,6 +239,7 @@ def call(options: Options) -> int:
             ranks=ranks,
             local_ranks=place.local_size if place else 1,
             table=table_of(model),
+            whole_rows=options.rows == "whole",
         )
         if ranks.rank:
             return 0
@@ -255,6 +264,7 @@ def _emulate(options: Options, wanted: str) -> int:
         "--endurance": options.endurance,
         "a second --volume": len(options.volume) > 1,
         "--ranks": options.ranks,
+        "--rows": options.rows != "any",
     }
     for name, given in meaningless.items():
         if given:

@@ -57,10 +57,18 @@ class Texts:
                 progress=lambda done, total: watch.loading(done / total, f"tokenising {path}"),
                 instant=instant,
             )
-            if found.has_borders and not recipe.attend_across:
+            shared = found.has_borders and not recipe.attend_across
+            if shared:
                 model.require_apart(length)
-            if not (found.full_rows and (found.held_out is None or found.held_out.full_rows)):
+            padded = not (found.full_rows and (found.held_out is None or found.held_out.full_rows))
+            if padded:
                 model.require_alike(length)
+            if plan.model.rows == "whole" and (shared or padded):
+                raise MismatchError(
+                    f"{path}: some rows are {'shared by samples' if shared else 'padded'}, and the plan has no memory "
+                    "for their masks, as its profile was made with --rows whole; profile with --rows any"
+                    + (", or run with --attend-across" if shared and not padded else "")
+                )
             for remark in (found.what_was_read(), *found.remarks()):
                 watch.note(remark)
             return found

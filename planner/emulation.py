@@ -150,6 +150,7 @@ def emulated(
         precision=request.precision,
         sequence_length=request.sequence_length,
         micro_batch_sizes=tuple(request.micro_batch_sizes),
+        rows="any",
     )
     its = estimate(what_if)
     part = request.smaller**2

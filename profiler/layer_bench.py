@@ -100,8 +100,11 @@ class Bench:
         sequence_length: int,
         sizes: Sequence[int],
         clock: Clock = REAL,
+        *,
+        whole_rows: bool = False,
     ) -> None:
-        self.clock = clock
+        """`whole_rows`: no row is padded or shared, so nothing is measured of such."""
+        self.clock, self._whole_rows = clock, whole_rows
         self._model = model
         self._layers = layers
         self._weights = weights
@@ -114,7 +117,9 @@ class Bench:
             for size, generator in zip(sizes, tokens, strict=True)
         ]
         self._make_micro_batch = make_micro_batch
-        self._shares = sequence_length > 1 and model.keeps_apart(sequence_length)
+        self._shares = not whole_rows and sequence_length > 1 and model.keeps_apart(sequence_length)
+        self._kinds = range(1) if whole_rows else range(1, 3 if self._shares else 2)
+        """Of micro-batches, those that take most: by this times the number of sizes they are counted."""
         self._head = len(model.layers) - 1
         self._largest = max(sizes) * sequence_length * model.hidden_size
         self._weight_bytes = [
@@ -145,14 +150,16 @@ class Bench:
         """
         self.load(0)
         context = dict.fromkeys(self._sizes, 0)
-        micro_batches = [self._make_micro_batch(ids, ids, None, None) for ids in self._ids]
-        for masked in (self._padded, *([self._shared] if self._shares else [])):
+        micro_batches = [self._whole(ids) for ids in self._ids]
+        kinds = (self._whole, self._padded, self._shared)
+        for kind in self._kinds:
             for size, ids in zip(self._sizes, self._ids, strict=True):
-                micro_batch = masked(ids)
-                micro_batches.append(micro_batch)
+                micro_batch = kinds[kind](ids)
+                micro_batches += [micro_batch] if kind else []
                 self._layers.begin_step(0, [micro_batch])
                 self._layers.forward(0, 0, self._layer_weights, None, self._out)
-                context[size] = max(context[size], self._layers.context_bytes() + 3 * ids.nbytes)
+                held = self._layers.context_bytes() + (3 if kind else 2) * ids.nbytes
+                context[size] = max(context[size], held)
         self._shorter = {}
         for size, ids in zip(self._sizes, self._ids, strict=True):
             begin = len(micro_batches)
@@ -162,6 +169,10 @@ class Bench:
         for micro_batch in range(len(micro_batches)):
             self._layers.forward(0, micro_batch, self._layer_weights, None, self._out)
         return context
+
+    def _whole(self, ids: torch.Tensor) -> Any:
+        """A micro-batch of rows of one sequence, without padding."""
+        return self._make_micro_batch(ids, ids, None, None)
 
     def _padded(self, ids: torch.Tensor) -> Any:
         """A micro-batch of which the last row is half padding, or as much as the model allows; its three inputs are of
@@ -180,7 +191,7 @@ class Bench:
     @property
     def _masked(self) -> Callable[[torch.Tensor], Any]:
         """What makes the micro-batches that take most: where sequences share rows, there is a mask in any case."""
-        return self._shared if self._shares else self._padded
+        return self._whole if self._whole_rows else self._shared if self._shares else self._padded
 
     def lane(self) -> AbstractContextManager[None]:
         """Where the device computes: to be entered around all that runs a layer or loads one."""
@@ -251,7 +262,7 @@ class Bench:
         arrays."""
         found = []
         kept = [process.kept_bytes()]
-        for kind in range(1, 3 if self._shares else 2):
+        for kind in self._kinds:
             micro_batch = kind * len(self._sizes) + self._sizes.index(size)
             self._layers.head.clear()  # so that both figures hold what they share
             _, forward = self._device.peak_bytes(partial(self.forward, layer, micro_batch))
@@ -280,7 +291,7 @@ class Bench:
         if self._device.kind != "cpu":
             return None
         run = self.backward if True in self.directions(layer) else self.forward
-        masked = len(self._sizes) + self._sizes.index(size)
+        masked = self._kinds[0] * len(self._sizes) + self._sizes.index(size)
 
         def one() -> None:
             if rung:
@@ -335,7 +346,7 @@ class Bench:
     def rung_space(self, layer: int, size: int, rung: str) -> Space:
         """The most that the loaded block takes by a rung for a micro-batch with a mask."""
         found = []
-        for kind in range(1, 3 if self._shares else 2):
+        for kind in self._kinds:
             micro_batch = kind * len(self._sizes) + self._sizes.index(size)
             self.forward(layer, micro_batch, rung)  # the first of a kind is traced, and proven
             self.backward(layer, micro_batch, rung)

@@ -61,24 +61,28 @@ def measure_model(
     activations: Limits | None = None,
     int8: bool = False,
     clock: Clock = REAL,
+    whole_rows: bool = False,
 ) -> ModelCosts:
     """Measure one layer of each class at each micro-batch size, and what a micro-batch keeps for a step. A class whose
     layers are below all that is trained runs no backward, and none is measured: it takes 0 seconds and bytes.
 
     Times are of rows of one sequence without padding, as long texts have them when they are packed; bytes are the most
-    that rows with padding, and rows that two sequences share, take: both need a mask more, so they bound all. `limits`
-    bound the repetition of times; each class runs a few times in any case. Sizes for which the device has too little
-    memory are left out, with a note. All of it runs in the device's lane of compute, as a run's does. `beside` is
-    called with something to compute, a block's forward and backward, for whoever measures what else that costs; it
-    returns its seconds. What blocks can keep of their activations is measured within `activations`, not at all without,
-    and with `int8` in int8 too, and how far off that puts gradients; `bandwidth` is that of the slower way by which
-    they can leave the device. Errors: MemoryBudgetError where no size is left.
+    that rows with padding, and rows that two sequences share, take: both need a mask more, so they bound all. With
+    `whole_rows` no row is such, and bytes are without masks. `limits` bound the repetition of times; each class runs a
+    few times in any case. Sizes for which the device has too little memory are left out, with a note. All of it runs in
+    the device's lane of compute, as a run's does. `beside` is called with something to compute, a block's forward and
+    backward, for whoever measures what else that costs; it returns its seconds. What blocks can keep of their
+    activations is measured within `activations`, not at all without, and with `int8` in int8 too, and how far off that
+    puts gradients; `bandwidth` is that of the slower way by which they can leave the device. Errors: MemoryBudgetError
+    where no size is left.
     """
     sizes = sorted(micro_batch_sizes)
     classes = _representatives(model)
     begun = None
     for most in range(len(sizes), 0, -1):  # what all sizes share is as large as the largest
-        begun = _begun(model, layers, make_micro_batch, weights, device, sequence_length, sizes[:most], clock)
+        begun = _begun(
+            model, layers, make_micro_batch, weights, device, sequence_length, sizes[:most], clock, whole_rows
+        )
         if begun:
             break
     fitting: list[int] = []
@@ -171,12 +175,15 @@ def _begun(
     sequence_length: int,
     sizes: Sequence[int],
     clock: Clock,
+    whole_rows: bool,
 ) -> tuple[Bench, dict[int, int]] | None:
     """The inputs of all sizes, and what a micro-batch of each keeps for the step; None where the device's memory is too
     small for the largest."""
     try:
         with device.lane("compute"):
-            bench = Bench(model, layers, make_micro_batch, weights, device, sequence_length, sizes, clock)
+            bench = Bench(
+                model, layers, make_micro_batch, weights, device, sequence_length, sizes, clock, whole_rows=whole_rows
+            )
             return bench, bench.begin()
     except (MemoryBudgetError, torch.OutOfMemoryError):
         return None

@@ -113,6 +113,7 @@ def profile(
     ranks: Ranks | None = None,
     local_ranks: int = 1,
     table: tuple[int, Table] | None = None,
+    whole_rows: bool = False,
 ) -> document.Profile:
     """Measure everything; about a minute and a half for a small model.
 
@@ -123,6 +124,7 @@ def profile(
     With `perturb` it measures zeroth-order passes, with `make_device_update` updates on a GPU, and with
     `make_matrix_update` those of matrices, which a model that has states of these needs. `table`: the state that is a
     table of token embeddings which may come by rows; then what that takes of host is measured too.
+    With `whole_rows` runs will have rows of one sequence without padding alone, and masks are not measured.
 
     With `ranks` all of them measure at once, each what it has beside the others, and then what they exchange; each gets
     a profile, and memory is divided between the `local_ranks` of this machine.
@@ -260,6 +262,7 @@ def profile(
         bandwidth=min(h2d.rate, d2h.rate),
         activations=Limits(limits.activation_seconds * (2 if int8 else 1)),
         int8=int8,
+        whole_rows=whole_rows,
     )
     if several:
         notes += slower_ranks(several, {"copies to the device": h2d.rate, "updates": updates.fp32.rate})
@@ -342,6 +345,7 @@ def profile(
             kernels=costs.kernels,
             compression=costs.compression,
             matrix_updates=matrix_updates,
+            rows="whole" if whole_rows else None,
         ),
         notes=tuple(notes + costs.notes),
     )

@@ -16,7 +16,7 @@ from ssdplan.plans.errors import UsageError
 from .types import COUNT, COUNTS, FIGURE, Choice
 
 if TYPE_CHECKING:
-    from ssdplan.planner.catalogue.whatif import WhatIf
+    from ssdplan.planner.catalogue.whatif import Rows, WhatIf
     from ssdplan.planner.sweep import Values
 
 
@@ -38,6 +38,7 @@ class Source:
     sequence_length: int | None
     micro_batch_sizes: tuple[int, ...] | None
     precision: Precision | None
+    rows: "Rows | None"
 
 
 def what_if_options() -> tuple[click.Option, ...]:
@@ -90,6 +91,12 @@ def what_if_options() -> tuple[click.Option, ...]:
             type=Choice(["bf16", "fp16", "fp32"]),
             help="format of the parameters in compute [bf16]",
         ),
+        click.Option(
+            ["--rows"],
+            type=Choice(["whole", "any"]),
+            help="whole: each row is one sequence without padding; any: the memory of masks for rows that sequences "
+            "share, or that are padded [whole]",
+        ),
     )
 
 
@@ -128,6 +135,7 @@ def source_of(options: Source, *, muon: bool = False) -> "WhatIf | Profile":
         "--sequence-length": options.sequence_length,
         "--micro-batch-sizes": options.micro_batch_sizes,
         "--precision": options.precision,
+        "--rows": options.rows,
     }
     if options.profile is not None:
         without_profile = [
@@ -154,6 +162,7 @@ def source_of(options: Source, *, muon: bool = False) -> "WhatIf | Profile":
         precision=options.precision or "bf16",
         sequence_length=options.sequence_length or 1024,
         micro_batch_sizes=options.micro_batch_sizes or (1, 2, 4),
+        rows=options.rows or "whole",
         several=ranks_of(options.ranks, options.nodes),
         networks=options.network,
         muon=muon,

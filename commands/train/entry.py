@@ -213,6 +213,7 @@ def _profiled(
         allow_unused_weights=measured.get("allow_unused_weights", False),
         compression_error=measured.get("compression_error", False),
         muon=measured.get("optimizer") == "muon",
+        rows=measured.get("rows", "any"),
         device=measured["device"],
         volumes=tuple(Path(each) for each in measured["volume"]),
         endurance=tuple(measured.get("endurance", ())),

@@ -31,7 +31,7 @@ LEFT_OUT: dict[str, dict[str, str]] = {
     "solve": {
         "profile": "--from-profile names one",
         **dict.fromkeys(
-            ("model", "gpu", "ssd", "cpu", "link", "nodes", "network", "figure", "sequence_length"), _WHAT_IF
+            ("model", "gpu", "ssd", "cpu", "link", "nodes", "network", "figure", "sequence_length", "rows"), _WHAT_IF
         ),
         **dict.fromkeys(("micro_batch_sizes", "precision"), _WHAT_IF),
         **dict.fromkeys(("sweep", "plots", "csv"), "a sweep trains nothing"),

@@ -24,6 +24,7 @@ class Wanted:
     allow_unused_weights: bool
     compression_error: bool
     muon: bool
+    rows: str
     device: str
     volumes: tuple[Path, ...]
     endurance: tuple[int, ...]
@@ -61,6 +62,7 @@ def why_stale(profile: Profile, wanted: Wanted) -> str:
         "the precision": (model.precision, wanted.precision),
         "the row length": (model.sequence_length, wanted.sequence_length),
         "the optimizer": (by[model.muon], by[wanted.muon]),
+        "which rows it is for": (model.rows or "any", wanted.rows),
         "what is frozen": (tuple(model.freeze), wanted.freeze),
         "whether weights may be left out": (model.allow_unused_weights, wanted.allow_unused_weights),
         "the number of ranks": (of_ranks, wanted.ranks),

@@ -114,6 +114,10 @@ def shape_of_config(content: Mapping[str, Any], name: str, source: str, where: s
     return _Reading(kind, FAMILIES[kind], fields, outer, where).shape(name, source, remarks)
 
 
+GPT_NEO_WINDOW = 256
+"""Of every second block, by its configuration class."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Reading:
     """One file, being read."""
@@ -159,6 +163,7 @@ class _Reading:
             own_build=build,
             own_architecture=family.architecture,
             remarks=(*remarks, *self._remarks()),
+            window=self._window(),
         )
 
     def _build(self, heads: int) -> tuple[Build, int]:
@@ -218,13 +223,19 @@ class _Reading:
                 return value
         return self.family.tied
 
-    def _remarks(self) -> list[str]:
-        """What of the file the formulas leave out."""
-        found = []
+    def _window(self) -> int:
+        """How many tokens back some blocks see; 0 where all see all."""
         kinds = self.fields.get("layer_types")
         some = isinstance(kinds, list) and any(kind in ("sliding_attention", "chunked_attention") for kind in kinds)
         window = self.fields.get("sliding_window")
         if isinstance(window, int) and window and (some or self._flag("use_sliding_window") is not False):
+            return window
+        return GPT_NEO_WINDOW if self.kind == "gpt_neo" else 0
+
+    def _remarks(self) -> list[str]:
+        """What of the file the formulas leave out."""
+        found = []
+        if self.kind != "gpt_neo" and (window := self._window()):
             found.append(f"attention is counted over whole rows, though some of its blocks see {window:,} tokens back")
         if self.kind == "gpt_neo":
             found.append("attention is counted over whole rows, though every second block sees a window")

@@ -15,6 +15,8 @@ from . import Shape
 from .choices import Choice, choices
 from .shapes import Tensor
 
+ALIBI = ("bloom", "mpt")
+"""Families whose attention knows distances by what it adds to scores, as a mask does."""
 WORTH = 0.01
 """Of a block's seconds: the least gain of a rung that keeps more than another; the profiler asks for as much."""
 
@@ -70,6 +72,8 @@ class Costs:
     compute: Compute
     head_chunk: int | None
     margin: float
+    whole_rows: bool = False
+    """Of one sequence each, without padding."""
 
     @property
     def tokens(self) -> int:
@@ -78,6 +82,13 @@ class Costs:
     @property
     def element(self) -> int:
         return ELEMENT_BYTES[self.precision]
+
+    @property
+    def mask(self) -> int:
+        """Bytes of a mask for one token: none where every row is whole and each token sees all that are before it."""
+        shape = self.shape
+        limited = shape.family in ALIBI or 0 < shape.window <= self.length
+        return 0 if self.whole_rows and not limited else self.length
 
     def block(self) -> Timing:
         shape, e, tokens = self.shape, self.element, self.tokens
@@ -148,10 +159,12 @@ class Costs:
         return kept * self.element * self.shape.intermediate
 
     def _saved(self) -> int:
-        """Bytes that autograd keeps of a block: norms, attention, MLP and, for rows with padding, the mask."""
+        """Bytes that autograd keeps of a block: norms, attention, MLP and, for rows that need one, the mask."""
         shape, e = self.shape, self.element
         h, wide = shape.hidden, shape.heads * shape.head_dim
-        attention = 4 * e * wide + 4 * shape.heads + e * self.length
+        # Under a mask keys and values are repeated for all heads; without one the kernel takes them as they are.
+        keys = wide if self.mask else shape.kv_heads * shape.head_dim
+        attention = 2 * e * (wide + keys) + 4 * shape.heads + e * self.mask
         if shape.layer_norm:
             norms = 3 * e * h + 4 * e
         else:
@@ -168,7 +181,7 @@ class Costs:
         passes = 3 if shape.layer_norm else 1
         # The masks of rows that several sequences share are made in steps; OPT is given a whole one.
         masks = 1 if shape.form == "opt" else 3 if shape.layer_norm else 4
-        forward = tokens * passes * e * shape.hidden + max(tokens * self.length + tables, tokens * masks * self.length)
+        forward = tokens * passes * e * shape.hidden + max(tokens * self.mask + tables, tokens * masks * self.mask)
         return self._timing(
             self._roofline(0.0, output),
             # The gradient is dense: a whole table of zeros, and rows added.
@@ -201,9 +214,12 @@ class Costs:
 
     def context_bytes(self) -> int:
         """Token ids, labels, and mask or positions; what layers are called with: a mask, positions and rotary tables,
-        of each row where several sequences share one."""
+        of each row where several sequences share one, and of all together where none does."""
         rotary = 0 if self.shape.layer_norm else 2 * self.element * self.shape.head_dim
-        return self.tokens * (24 + self.length + 8 + rotary)
+        if self.whole_rows:
+            positions = self.tokens if self.shape.form == "opt" else self.length
+            return self.tokens * (16 + self.mask) + 8 * positions + self.length * rotary
+        return self.tokens * (24 + self.mask + 8 + rotary)
 
     def _roofline(self, products: float, nbytes: float, attention: float = 0.0) -> float:
         return self.compute.seconds(products, attention, nbytes, self.length)

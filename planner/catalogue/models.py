@@ -60,7 +60,7 @@ def _plain(
 def _windowed(shape: Shape, tokens: int) -> Shape:
     """With a remark, for no formula knows windows."""
     remark = f"attention is counted over whole rows, though some of its blocks see {tokens:,} tokens back"
-    return replace(shape, remarks=(remark,))
+    return replace(shape, remarks=(remark,), window=tokens)
 
 
 def _config(model: str, count: str) -> str:

@@ -1,17 +1,21 @@
 """Parts: which of the catalogue's go together in a what-if, and what a GPU has for a plan.
 
-Owns the processor that stands beside a GPU, or alone, and memory that a GPU shares with host.
+Owns the processor that stands beside a GPU, or alone, memory that a GPU shares with host, and drives by their names.
 """
 
+from dataclasses import dataclass
+
 from ssdplan.plans.documents.state_layout import Precision
+from ssdplan.plans.documents.stripe_shares import CYCLE
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.units import format_bytes
+from ssdplan.plans.units import format_bytes, parse_bytes
 
 from .cpus import CPUS, Cpu
 from .figure import Figure
 from .gpus import GPUS, RESERVE, Gpu
 from .names import find
 from .ranks import Ranks
+from .ssds import SSDS, TB, Size
 
 NO_GPU = "none"
 WORKSTATION_CPU, LAPTOP_CPU = "ryzen-9-7950x", "ryzen-7-7840u"
@@ -42,3 +46,28 @@ def memory_of(gpu: Gpu, precision: Precision, host_memory_bytes: int, several: R
             f"--host-memory {asked}: {gpu.name} shares {there} with host, so nothing is left for it; ask for less"
         )
     return Figure(left, gpu.memory.unit, f"what --host-memory leaves: {gpu.memory.source}", gpu.memory.assumed)
+
+
+@dataclass(frozen=True, slots=True)
+class Drive:
+    """One drive of a machine."""
+
+    name: str
+    size: Size
+
+
+def drives_of(text: str) -> list[Drive]:
+    """`NAME[:SIZE][*COUNT]` -> that many drives. Raises UsageError."""
+    named, star, count = text.partition("*")
+    if star and not (count.isdecimal() and len(count) < 3 and 0 < int(count) <= CYCLE):
+        raise UsageError(f"--ssd {text}: after * comes a number of drives, 1 to {CYCLE}")
+    name, colon, capacity = named.partition(":")
+    ssd = find("SSD", name.strip(), SSDS)
+    size = ssd.sizes[0]
+    if colon:
+        by_capacity = {each.capacity: each for each in ssd.sizes}
+        if parse_bytes(capacity) not in by_capacity:
+            there = ", ".join(f"{each / TB:g}TB" for each in sorted(by_capacity))
+            raise UsageError(f"--ssd {text}: {ssd.name} comes with {there}")
+        size = by_capacity[parse_bytes(capacity)]
+    return [Drive(f"{ssd.name}:{size.capacity / TB:g}TB", size)] * (int(count) if star else 1)

@@ -134,6 +134,8 @@ class Shape:
     own_architecture: str = ""
     remarks: tuple[str, ...] = ()
     """What an estimate leaves out of this model, beside what `remarks_of` says."""
+    window: int = 0
+    """How many tokens back some of its blocks see; 0: all do to the row's beginning."""
 
     @property
     def build(self) -> Build:
@@ -340,7 +342,7 @@ def fingerprint(shape: Shape) -> str:
     return hashlib.sha256(f"catalogue {sorted(said.items())}".encode()).hexdigest()
 
 
-_LATER = ("head_width", "experts", "own_build", "own_architecture", "remarks")
+_LATER = ("head_width", "experts", "own_build", "own_architecture", "remarks", "window")
 """Fields that shapes had not always: where a shape has none of them, its fingerprint is what it was."""
 
 

@@ -6,6 +6,7 @@ each), and the note that every figure is an estimate. It decides nothing, and it
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ssdplan.plans.documents.matrices import MatrixUpdate
 from ssdplan.plans.documents.profile import (
@@ -41,21 +42,19 @@ from . import (
     MODELS,
     PASSES,
     RESERVE,
-    SSDS,
-    TB,
     TRAINING,
     Figure,
     Shape,
-    Size,
     find,
     nearest,
 )
 from .costs import Compute, Costs, matrix_seconds
 from .figure import GIVEN
-from .parts import NO_GPU, memory_of, processor
+from .parts import NO_GPU, Drive, drives_of, memory_of, processor
 from .ranks import ONE_RANK, Ranks, network, network_figures, networks_of
 from .shapes import fingerprint, laid_out, remarks_of
 
+Rows = Literal["whole", "any"]
 MOST_TOKENS = 1 << 26
 """Of a micro-batch; more than any device holds."""
 
@@ -81,6 +80,9 @@ class WhatIf:
     several: Ranks = ONE_RANK
     """Ranks that train together; each has a GPU. Drives, processor and DRAM's bandwidth are of a machine, which its
     ranks share; `host_memory_bytes` is of a rank."""
+    rows: Rows = "whole"
+    """Whole: every row is one sequence without padding. Any: sequences may share rows, or rows be padded, for which
+    there is a mask of each row."""
     networks: Sequence[str] = ()
     """Names of what they exchange over; between GPUs of a machine their links where none is named."""
     muon: bool = False
@@ -98,7 +100,7 @@ def estimate(what_if: WhatIf) -> Profile:
     """The profile of a what-if. Raises UsageError for names that the catalogue lacks and sizes that cannot be."""
     shape = what_if.shape
     _check(what_if, shape)
-    drives = [drive for text in what_if.ssds for drive in _drives(text)]
+    drives = [drive for text in what_if.ssds for drive in drives_of(text)]
     if len(drives) > CYCLE:
         raise UsageError(f"{len(drives)} SSDs: a store stripes over at most {CYCLE}")
     figures = _figures(what_if)
@@ -118,6 +120,7 @@ def estimate(what_if: WhatIf) -> Profile:
             ),
             workspace_margin=_workspace_margin(figures),
             host=_host_compute(figures) if what_if.muon else None,
+            rows=what_if.rows,
         ),
         notes=tuple(_notes(what_if, shape, drives, figures)),
     )
@@ -128,7 +131,14 @@ def costs_of(what_if: WhatIf, rows: int) -> Costs:
     `estimate` does."""
     shape, figures = what_if.shape, _figures(what_if)
     return Costs(
-        shape, what_if.precision, rows, what_if.sequence_length, _compute(figures), None, _workspace_margin(figures)
+        shape,
+        what_if.precision,
+        rows,
+        what_if.sequence_length,
+        _compute(figures),
+        None,
+        _workspace_margin(figures),
+        what_if.rows == "whole",
     )
 
 
@@ -187,32 +197,6 @@ def _check(what_if: WhatIf, shape: Shape) -> None:
         )
     if not what_if.ssds:
         raise UsageError("no SSD; name one or more (--ssd samsung-990-pro)")
-
-
-# Drives.
-
-
-@dataclass(frozen=True, slots=True)
-class _Drive:
-    name: str
-    size: Size
-
-
-def _drives(text: str) -> list[_Drive]:
-    """`NAME[:SIZE][*COUNT]` -> that many drives."""
-    named, star, count = text.partition("*")
-    if star and not (count.isdecimal() and len(count) < 3 and 0 < int(count) <= CYCLE):
-        raise UsageError(f"--ssd {text}: after * comes a number of drives, 1 to {CYCLE}")
-    name, colon, capacity = named.partition(":")
-    ssd = find("SSD", name.strip(), SSDS)
-    size = ssd.sizes[0]
-    if colon:
-        by_capacity = {each.capacity: each for each in ssd.sizes}
-        if parse_bytes(capacity) not in by_capacity:
-            there = ", ".join(f"{each / TB:g}TB" for each in sorted(by_capacity))
-            raise UsageError(f"--ssd {text}: {ssd.name} comes with {there}")
-        size = by_capacity[parse_bytes(capacity)]
-    return [_Drive(f"{ssd.name}:{size.capacity / TB:g}TB", size)] * (int(count) if star else 1)
 
 
 # Figures: what the catalogue says and what the user says instead.
@@ -280,7 +264,7 @@ _OF_DRIVES = ("ssd.read", "ssd.write", "ssd.capacity", "ssd.endurance")
 # The machine.
 
 
-def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Figure]) -> Machine:
+def _machine(what_if: WhatIf, drives: Sequence[Drive], figures: Mapping[str, Figure]) -> Machine:
     emulated = what_if.gpu.lower() == NO_GPU
     cpu = processor(what_if.gpu, what_if.cpu).name
     gpu = NO_GPU if emulated else find("GPU", what_if.gpu, GPUS).name
@@ -390,6 +374,7 @@ def estimate_model(
     head_chunk_tokens: int | None = None,
     workspace_margin: float = 0.0,
     host: Compute | None = None,
+    rows: Rows = "any",
 ) -> Model:
     """A model as the profiler would write it down, without weights. `host`: what the processor reaches, for a model
     whose matrices Muon updates there, or on the device.
@@ -398,10 +383,10 @@ def estimate_model(
     fraction by which workspaces are raised for the allocator's fragmentation.
     """
     states, layers = laid_out(shape, muon=host is not None)
-    rows = sorted(micro_batch_sizes)
+    sizes, whole = sorted(micro_batch_sizes), rows == "whole"
     costs = {
-        size: Costs(shape, precision, size, sequence_length, compute, head_chunk_tokens, workspace_margin)
-        for size in rows
+        size: Costs(shape, precision, size, sequence_length, compute, head_chunk_tokens, workspace_margin, whole)
+        for size in sizes
     }
     return Model(
         name=shape.name,
@@ -412,13 +397,13 @@ def estimate_model(
         vocab_size=shape.vocab,
         precision=precision,
         sequence_length=sequence_length,
-        context_bytes={size: costs[size].context_bytes() for size in rows},
+        context_bytes={size: costs[size].context_bytes() for size in sizes},
         states=states,
         layers=layers,
         classes=(
-            LayerClass(name="embedding", timings=tuple(costs[size].embedding() for size in rows)),
-            LayerClass(name="block", timings=tuple(costs[size].block() for size in rows)),
-            LayerClass(name="head", timings=tuple(costs[size].head() for size in rows)),
+            LayerClass(name="embedding", timings=tuple(costs[size].embedding() for size in sizes)),
+            LayerClass(name="block", timings=tuple(costs[size].block() for size in sizes)),
+            LayerClass(name="head", timings=tuple(costs[size].head() for size in sizes)),
         ),
         figures="estimated",
         head_chunk_tokens=head_chunk_tokens,
@@ -434,6 +419,7 @@ def estimate_model(
         )
         if host
         else (),
+        rows="whole" if whole else None,
     )
 
 
@@ -442,10 +428,10 @@ def estimate_model(
 
 def figures_of(what_if: WhatIf) -> dict[str, Figure]:
     """Every figure that a what-if uses, by its name; those of a drive `ssd.read of NAME`. Raises UsageError."""
-    return _figures(what_if) | _of_drives(what_if, [drive for text in what_if.ssds for drive in _drives(text)])
+    return _figures(what_if) | _of_drives(what_if, [drive for text in what_if.ssds for drive in drives_of(text)])
 
 
-def _of_drives(what_if: WhatIf, drives: Sequence[_Drive]) -> dict[str, Figure]:
+def _of_drives(what_if: WhatIf, drives: Sequence[Drive]) -> dict[str, Figure]:
     found: dict[str, Figure] = {}
     for drive in dict.fromkeys(drives):
         size = drive.size
@@ -459,11 +445,13 @@ def _of_drives(what_if: WhatIf, drives: Sequence[_Drive]) -> dict[str, Figure]:
     return found
 
 
-def _notes(what_if: WhatIf, shape: Shape, drives: Sequence[_Drive], figures: dict[str, Figure]) -> list[str]:
+def _notes(what_if: WhatIf, shape: Shape, drives: Sequence[Drive], figures: dict[str, Figure]) -> list[str]:
     lines = ["nothing was measured: every figure is an estimate from the catalogue (docs/catalogue.md)"]
     lines.append(f"model {shape.name}: {shape.source}")
     lines += [f"model {shape.name}: {remark}" for remark in remarks_of(shape)]
     lines += [_line(name, figure) for name, figure in (figures | _of_drives(what_if, drives)).items()]
+    if what_if.rows == "whole":
+        lines.append("every row is one sequence without padding, so most models need no mask; --rows any counts masks")
     lines.append(
         "workspaces, activations and the rungs by which blocks can save them are those of PyTorch's eager layers with "
         "fused attention, by formula; of a GPU's workspaces gpu.fragmentation is margin on top"

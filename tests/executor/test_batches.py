@@ -17,7 +17,7 @@ from ssdplan.executor.data.tokens import end_tokens, load_tokenizer
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
-from ssdplan.plans.errors import UsageError
+from ssdplan.plans.errors import MismatchError, UsageError
 from tests.executor.runs import LENGTH, prepare
 from tests.made.plans import make_plan
 
@@ -116,3 +116,26 @@ def test_texts_of_two_tokenizers_are_refused(tmp_path: Path) -> None:
     tokenizer = Meanwhile(load_tokenizer(model.path))
     with pytest.raises(UsageError, match=r"llama: the tokenizer changed while it was read; start again"):
         texts.Texts(plan, recipe, data, held_out, tokenizer, model, Watch(), datetime(2024, 7, 26))
+
+
+def test_a_plan_for_whole_rows_takes_no_others(tmp_path: Path) -> None:
+    """It has no memory for the masks of rows that samples share, or that are padded."""
+    directory = prepare(tmp_path)
+    data = directory / "texts.jsonl"
+    data.write_text("".join(json.dumps({"text": f"{number} and so on " * LENGTH}) + "\n" for number in range(3)))
+    model = open_model(directory / "llama", torch.float32)
+    plan = make_plan(model, sequence_length=LENGTH, micro_batches=1, micro_batch_size=1)
+    whole = plan.model_copy(update={"model": plan.model.model_copy(update={"rows": "whole"})})
+
+    def read(**choices: Any) -> texts.Texts:
+        recipe = Recipe(steps=1, optimizer=AdamW(lr=1e-3), **choices)
+        reader = Here(load_tokenizer(model.path), tokenise)
+        return texts.Texts(whole, recipe, data, None, reader, model, Watch(), datetime(2024, 7, 26))
+
+    with pytest.raises(MismatchError, match=r"shared by samples.*--rows whole.*--attend-across"):
+        read()
+    [batch] = read(attend_across=True).step(0)
+    assert batch.attention_mask is None and batch.position_ids is None
+    data.write_text(json.dumps({"text": "short"}) + "\n")
+    with pytest.raises(MismatchError, match="padded"):
+        read(pack=False)

@@ -25,7 +25,7 @@ from ssdplan.planner.catalogue.choices import Choice
 from ssdplan.planner.catalogue.costs import Compute
 from ssdplan.planner.catalogue.models import MODELS
 from ssdplan.planner.catalogue.shapes import Shape
-from ssdplan.planner.catalogue.whatif import WhatIf, costs_of, estimate, estimate_model, parse_figure
+from ssdplan.planner.catalogue.whatif import Rows, WhatIf, costs_of, estimate, estimate_model, parse_figure
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve
 from ssdplan.planner.sweep import parse_values, sweep
@@ -74,24 +74,28 @@ def tiny_shape(family: Any, tied: bool) -> Shape:
 
 
 @pytest.mark.parametrize(
-    ("family", "tied", "chunk", "precision"),
+    ("family", "tied", "chunk", "precision", "rows"),
     [
-        ("llama", False, None, "fp32"),
-        ("llama", True, 80, "bf16"),
-        ("mistral", False, 192, "fp32"),
-        ("qwen2", True, 48, "fp32"),
-        ("gpt2", True, None, "fp32"),
-        ("gpt2", True, 80, "fp32"),
-        ("opt", True, 100, "fp32"),
+        ("llama", False, None, "fp32", "any"),
+        ("llama", True, 80, "bf16", "any"),
+        ("llama", True, 80, "bf16", "whole"),
+        ("mistral", False, 192, "fp32", "any"),
+        ("qwen2", True, 48, "fp32", "any"),
+        ("gpt2", True, None, "fp32", "any"),
+        ("gpt2", True, 80, "fp32", "whole"),
+        ("opt", True, 100, "fp32", "whole"),
         *(
             [
-                ("llama", False, None, "bf16"),
-                ("llama", True, 80, "fp32"),
-                ("mistral", False, 192, "bf16"),
-                ("qwen2", True, 48, "bf16"),
-                ("gpt2", True, None, "bf16"),
-                ("gpt2", True, 80, "bf16"),
-                ("opt", True, 100, "bf16"),
+                ("llama", False, None, "bf16", "any"),
+                ("llama", True, 80, "fp32", "whole"),
+                ("mistral", False, 192, "bf16", "any"),
+                ("mistral", False, 192, "bf16", "whole"),
+                ("qwen2", True, 48, "bf16", "any"),
+                ("qwen2", True, 48, "fp32", "whole"),
+                ("gpt2", True, None, "bf16", "any"),
+                ("gpt2", True, 80, "bf16", "any"),
+                ("opt", True, 100, "bf16", "any"),
+                ("opt", True, 100, "fp32", "any"),
             ]
             if FULL
             else []
@@ -99,8 +103,9 @@ def tiny_shape(family: Any, tied: bool) -> Shape:
     ],
 )
 def test_a_shape_is_the_model_that_the_profiler_measures(
-    family: str, tied: bool, chunk: int | None, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    family: str, tied: bool, chunk: int | None, precision: Precision, rows: Rows, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Layers, states and context exactly, bytes of compute to within a few percent, by measuring a real model. Its loss
     is that of a GPU, which is what a what-if has."""
     monkeypatch.setattr(head, "IN_PLACE", ())
@@ -120,12 +125,13 @@ def test_a_shape_is_the_model_that_the_profiler_measures(
             micro_batch_sizes=SIZES,
             limits=Limits(0.01),
             progress=lambda fraction, what: None,
+            whole_rows=rows == "whole",
         )
     finally:
         weights.close()
     made = estimate_model(
         tiny_shape(family, tied), Compute(1e12, 1e11, 1e12, 0.0), precision=precision, sequence_length=LENGTH,
-        micro_batch_sizes=SIZES, head_chunk_tokens=chunk,
+        micro_batch_sizes=SIZES, head_chunk_tokens=chunk, rows=rows,
     )  # fmt: skip
     assert made.architecture == real.architecture
     assert [(s.name, s.elements, s.state_class) for s in made.states] == [
