@@ -65,7 +65,8 @@ def call(options: Options, listener: Listener | None = None) -> int:
     place = place_of(os.environ)
     if place:
         settle_rank(place)
-        options = replace(options, volume=volumes_of(options.volume, place))
+        with named_rank(place.rank), once(place):
+            options = replace(options, volume=volumes_of(options.volume, place))
     elif (ranks := asked_ranks(options)) > 1:
         return launched(options, ranks)
     if options.resume is None:

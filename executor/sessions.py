@@ -241,6 +241,8 @@ class Sessions:
             return
         step, places = store.metadata["step"], " ".join(map(str, store.paths))
         kept = f"the states after step {step}, the last snapshot, are in {places}"
+        if self._ranks.size > 1:
+            kept += f" (those of rank {self._ranks.rank})"
         if error is not None:
             self._watch.note(f"{kept}; go on with {again}")
             return

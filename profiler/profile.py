@@ -127,7 +127,8 @@ def profile(
     With `whole_rows` runs will have rows of one sequence without padding alone, and masks are not measured.
 
     With `ranks` all of them measure at once, each what it has beside the others, and then what they exchange; each gets
-    a profile, and memory is divided between the `local_ranks` of this machine.
+    a profile, in which memory, and of volumes that are directories the free space and the rating, are divided between
+    the `local_ranks` of this machine.
 
     Errors: UsageError for arguments that cannot be meant, MismatchError where the model is too short for
     `sequence_length`, DiskFullError and IoFailure of a volume, MemoryBudgetError where a layer does not fit.
@@ -159,6 +160,9 @@ def profile(
         if blank:
             notes.append(f"{directory}: measured on the blank volume {blank.path.name}")
         rating = endurance[index if len(endurance) > 1 else 0] if endurance else None
+        if directory.is_dir() and local_ranks > 1:  # of a directory each rank of this machine has a part
+            rating = rating // local_ranks if rating else None
+            volume = volume.model_copy(update={"free_bytes": volume.free_bytes // local_ranks})
         measured_volumes.append(volume.model_copy(update={"endurance_bytes": rating}))
         notes += remarks
     if device.kind == "cpu" and precision != "fp32":

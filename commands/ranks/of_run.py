@@ -130,6 +130,9 @@ def require_shared(volumes: Sequence[Path], ranks: int) -> None:
     for volume in own:
         if not volume.exists():
             raise UsageError(f"--volume {volume}: is not there; make the directory first")
+    for number, volume in enumerate(own):
+        if any(volume.samefile(before) for before in own[:number]):
+            raise UsageError(f"--volume {volume}: is named twice, and is one rank's alone; name another for each rank")
     if len(own) % ranks:
         raise UsageError(
             f"--volume {own[-1]}: is one rank's alone, and {ranks} ranks of this machine cannot share {len(own)} of "
@@ -156,7 +159,12 @@ def volumes_of(volumes: Sequence[Path], place: Place) -> list[Path]:
     found = [directory_of(volume, place.rank) if volume.is_dir() else volume for volume in mine]
     for directory, volume in zip(found, mine, strict=True):
         if volume.is_dir():
-            directory.mkdir(exist_ok=True)
+            try:
+                directory.mkdir(exist_ok=True)
+            except OSError as error:
+                raise UsageError(
+                    f"--volume {volume}: cannot make {directory}: {error.strerror}; name another directory"
+                ) from error
     return found
 
 

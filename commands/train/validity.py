@@ -51,6 +51,9 @@ def why_stale(profile: Profile, wanted: Wanted) -> str:
     of_volumes = [volume.endurance_bytes for volume in machine.volumes]
     ratings = list(wanted.endurance) if len(wanted.endurance) > 1 else list(wanted.endurance) * len(of_volumes)
     by = {False: "adamw", True: "muon"}
+    if of_ranks > 1:  # of a directory each has a part
+        paths = [Path(volume.path) for volume in machine.volumes]
+        ratings = [rating // (of_ranks if path.is_dir() else 1) for rating, path in zip(ratings, paths, strict=False)]
     differences: dict[str, tuple[Any, Any]] = {
         "the processor": (machine.name, cpu_name()),
         "the number of cores": (machine.cores, cores() if of_ranks == 1 else machine.cores),  # ranks share them out

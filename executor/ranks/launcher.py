@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from torch.distributed.elastic.agent.server import api as agent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -26,7 +27,8 @@ def launch(ranks: int, arguments: Sequence[str], ending_seconds: float = ENDING_
     """Run `ssdplan` with these arguments in so many processes of this machine, on loopback. Returns 0, or raises the
     error that the first of them to fail ended with; the others are ended then. `ending_seconds`: how long ranks that
     are asked to end may take until they are killed."""
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the ranks say what is wrong
+    for name in ("torch.distributed.elastic", agent.__name__):  # which has a level of its own
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # the ranks say what is wrong
     cores = len(os.sched_getaffinity(0))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // ranks, 1)))
     os.environ[OURS] = str(os.getpid())

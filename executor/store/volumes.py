@@ -359,7 +359,10 @@ def _find_blank(disk: Disk, locks: Locks, place: Path, nbytes: int) -> Volume | 
     if not place.is_dir():
         seen = open_volume(disk, place, read_only=True)
         if not (seen.latest and seen.latest.blank):
-            refuse_foreign(disk, seen)
+            try:
+                refuse_foreign(disk, seen)
+            except StoreError as error:
+                raise StoreError(f"{error}; it is left alone; name a blank volume, or a directory") from None
             raise StoreError(f"{place}: is not a volume of ssdplan; `ssdplan volume init {place}` makes it one")
         disk.close_file(seen.file)
         volume = _open_locked(disk, locks, place)

@@ -34,5 +34,9 @@ def test_what_ranks_cannot_share_evenly_is_refused(tmp_path: Path) -> None:
     for named in (paths[:1], paths):
         with pytest.raises(UsageError, match=r"is one rank's alone, and 2 ranks .* as many blank volumes as ranks"):
             dealt(named, place(0))
+    again = tmp_path / "link"
+    again.symlink_to(paths[0])
+    with pytest.raises(UsageError, match=r"link: is named twice, .* name another for each rank"):
+        dealt([paths[0], again], place(0))
     with pytest.raises(UsageError, match="is not there"):
         dealt([tmp_path / "nowhere"], place(0))

@@ -112,6 +112,7 @@ def made_profile(
     model: MadeModel | None = None,
     chunks: list[int | None] | None = None,
     endurance: tuple[int, ...] = (),
+    local_ranks: int = 1,
     blanks: dict[Path, Blank | None] | None = None,
 ) -> Profile:
     """`chunks` gets what the layers are made with."""
@@ -135,7 +136,16 @@ def made_profile(
         blanks=blanks or {},
         endurance=endurance,
         limits=QUICK,
+        local_ranks=local_ranks,
     )
+
+
+def test_ranks_of_one_machine_share_the_room_and_the_rating_of_a_directory(tmp_path: Path) -> None:
+    (alone,), (shared,) = (
+        made_profile([tmp_path], endurance=(1000,), local_ranks=ranks).machine.volumes for ranks in (1, 4)
+    )
+    assert (alone.endurance_bytes, shared.endurance_bytes) == (1000, 250)
+    assert shared.free_bytes == pytest.approx(alone.free_bytes / 4, rel=0.1)
 
 
 def test_two_volumes_on_one_file_system_are_noted(tmp_path: Path) -> None:
