@@ -15,7 +15,7 @@ from ...analysis.overlay import STARTING, stalls
 from ...analysis.work import OTHER_COLOUR, RESOURCE_LABELS, ROLE_COLOURS, WORK_COLOURS, roles_in_order, work_of
 from ...documents.plan import Plan
 from ...graph.ops import RESOURCES, Graph, Schedule, Tier
-from ...graph.timeline import Timeline, lanes_of
+from ...graph.timeline import Timeline
 from ..trace import amount
 from .colours import colour_class
 
@@ -27,15 +27,18 @@ Packed = dict[str, str | int]
 
 
 def page_data(plan: Plan, schedule: Schedule, timelines: Mapping[str, Timeline]) -> dict[str, object]:
-    """All that data.js reads. `timelines` are of one graph of `schedule`: what each is called, and when its ops ran."""
+    """All that data.js reads. `timelines` are of one graph of `schedule`: what each is called, and when its ops ran.
+    Resources without work have no lane."""
     graph = next(iter(timelines.values())).graph
     works = sorted({work_of(op) for op in graph.ops}, key=_work_order)
+    used = {op.resource for op in graph.ops} | {"compute"}
+    lanes = [name for name in RESOURCES if name in used]
     return {
-        "lanes": [RESOURCE_LABELS.get(name, name) for name in lanes_of(graph)],
-        "compute": RESOURCES.index("compute"),
+        "lanes": [RESOURCE_LABELS.get(name, name) for name in lanes],
+        "compute": lanes.index("compute"),
         "works": [{"name": work, "colour": colour_class(WORK_COLOURS.get(work, OTHER_COLOUR))} for work in works],
         "starting": STARTING,
-        "graph": _graph(schedule, graph, works),
+        "graph": _graph(schedule, graph, works, lanes),
         "timelines": [{"name": name, **_timeline(schedule, timeline)} for name, timeline in timelines.items()],
         "tiers": {tier: {"budget": budget, "peak": peak} for tier, (peak, budget) in memories(plan).items()},
     }
@@ -81,7 +84,7 @@ def _work_order(work: str) -> tuple[int, str]:
     return (known.index(work) if work in known else len(known), work)
 
 
-def _graph(schedule: Schedule, graph: Graph, works: Sequence[str]) -> dict[str, object]:
+def _graph(schedule: Schedule, graph: Graph, works: Sequence[str], lanes: Sequence[str]) -> dict[str, object]:
     ops = graph.ops
     templates: dict[tuple[str, ...], int] = {}
     template, numbers = [], []
@@ -91,7 +94,7 @@ def _graph(schedule: Schedule, graph: Graph, works: Sequence[str]) -> dict[str, 
         numbers += [int(piece) for piece in pieces[1::2]]
     amounts: dict[tuple[int, str], int] = {}
     return {
-        "lane": pack([RESOURCES.index(op.resource) for op in ops]),
+        "lane": pack([lanes.index(op.resource) for op in ops]),
         "work": pack([works.index(work_of(op)) for op in ops]),
         "stage": pack([op.stage for op in ops]),
         "templates": list(templates),

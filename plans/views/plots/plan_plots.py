@@ -59,7 +59,7 @@ class Span(NamedTuple):
 def write_plots(plan: Plan, schedule: Schedule, timeline: Timeline, directory: Path) -> list[Path]:
     """Write memory.png, timeline.png and throughput.png into `directory`, which is made if need be; their paths.
 
-    `timeline` is one of `schedule`, which is `plan`'s. Raises OSError when a file cannot be written.
+    `timeline` is predicted, of `schedule`, which is `plan`'s. Raises OSError when a file cannot be written.
     """
     figures = {
         "memory.png": draw_memory(plan, schedule, timeline),
@@ -82,7 +82,7 @@ def draw_memory(plan: Plan, schedule: Schedule, timeline: Timeline) -> Figure:
     """Bytes alive on host, and on device if there is one, over the step, stacked by role, under what is reserved and
     what is allowed."""
     usage = memory_usage(schedule, timeline)
-    figure = _figure(f"Memory over {_step_name(timeline)}: {_name(plan)}")
+    figure = _figure(f"Memory over {_step_name(timeline)}, as predicted: {_name(plan)}")
     tiers = memories(plan)
     column = figure.subplots(len(tiers), 1, sharex=True, squeeze=False)[:, 0]
     turn = _turning_point(timeline)
@@ -151,10 +151,11 @@ def _columns(usage: Usage) -> tuple[np.ndarray, dict[Role, np.ndarray]]:
 
 
 def draw_timeline(plan: Plan, schedule: Schedule, timeline: Timeline) -> Figure:
-    """What each resource does when: the whole step, and a few stages of it around the turn to backward."""
-    figure = _figure(f"{_capital(_step_name(timeline))} by resource: {_name(plan)}")
+    """What each resource does when: the whole step, and a few stages of it around the turn to backward. Resources that
+    have no work in it are left out."""
+    figure = _figure(f"{_capital(_step_name(timeline))} by resource, as predicted: {_name(plan)}")
     lanes = _lanes(schedule, timeline)
-    busy, names = timeline.busy(), lanes_of(timeline.graph)
+    busy, names = timeline.busy(), [name for name, spans in lanes.items() if spans] or list(lanes)
     seconds = timeline.seconds or 1.0
     turn = _turning_point(timeline)
     zoom = _zoom(timeline, turn)

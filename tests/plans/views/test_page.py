@@ -15,7 +15,7 @@ from ssdplan.planner.predict.simulator import simulate
 from ssdplan.plans.analysis.curves import DRAWN, Curves
 from ssdplan.plans.analysis.memory_usage import label, memory_usage
 from ssdplan.plans.analysis.overlay import Overlay, lay_over, stalls
-from ssdplan.plans.analysis.work import ROLE_COLOURS, SIZE_COLOURS, WORK_COLOURS, work_of
+from ssdplan.plans.analysis.work import RESOURCE_LABELS, ROLE_COLOURS, SIZE_COLOURS, WORK_COLOURS, work_of
 from ssdplan.plans.documents.base import Part
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.graph.contents import Content, Role
@@ -136,7 +136,10 @@ def test_the_data_are_the_timelines() -> None:
     plan, schedule, timeline = _made()
     data = _Page(make_page(plan, schedule, timeline)).data()
     graph, ops = data["graph"], timeline.graph.ops
-    assert [RESOURCES[lane] for lane in _unpacked(graph["lane"])] == [op.resource for op in ops]
+    assert [data["lanes"][lane] for lane in _unpacked(graph["lane"])] == [RESOURCE_LABELS[op.resource] for op in ops]
+    used = {op.resource for op in ops}
+    assert data["lanes"] == [RESOURCE_LABELS[name] for name in RESOURCES if name in used]
+    assert data["lanes"][data["compute"]] == RESOURCE_LABELS["compute"]
     works = [data["works"][work]["name"] for work in _unpacked(graph["work"])]
     assert works == [work_of(op) for op in ops]
     assert _unpacked(graph["stage"]) == [op.stage for op in ops]
