@@ -25,7 +25,7 @@ from .budgets import UNLIMITED, Candidate, Constraint, Needs, Room, in_memory, r
 from .estimate import Builder
 from .found import Branch, Sketch, Solved
 from .kept import everything, keeps, may_keep_everything, parameter_bytes, whole_states
-from .pace import Pace, paces, with_less_on_device
+from .pace import ROOM, Pace, paces, with_less_on_device
 from .transit import MEASURED, Pipelines
 
 ROUNDS = 5
@@ -33,7 +33,6 @@ SPARE = 0.005
 """A host budget with less than this share unused is used."""
 NEAR = SPARE / 8
 """So much less than what would do is tried after too much, for rounding may be against it."""
-ROOM = 0.95  # of the device's budget, in which what the pipeline takes by its estimate is sure to fit
 DOUBTFUL = 2
 """Estimates that are too much before the leanest is looked at; most that fits does with the first or the second."""
 ROOMY = 10
@@ -328,15 +327,17 @@ class Fitter:
 
     def _attempts(self, candidate: Candidate, branches: Sequence[Branch]) -> Iterator[tuple[Branch, Pace, Aim]]:
         """What `solve` tries, one after the other."""
+        yield from ((branch, pace, "seconds") for pace, branch in product(self.usuals, branches))
         usuals, tight = self._paces(candidate)
-        yield from ((branch, pace, "seconds") for pace, branch in product(usuals, branches))
+        yield from ((branch, pace, "seconds") for pace, branch in product(usuals[len(self.usuals) :], branches))
         for aim in ("seconds", *self._last_resorts(candidate)):
             yield from ((branch, pace, aim) for pace, branch in product(tight, branches))
 
     def glance(self, candidate: Candidate, branch: Branch) -> Sketch | None:
         """The same without the attempts that find the leanest: for a comparison, which nothing runs."""
-        more = self._paces(candidate)[0][len(self.usuals) :]
-        return self._first_that_fits(candidate, [(branch, pace) for pace in (self.usual, self.tight, *more)])
+        found = self._first_that_fits(candidate, [(branch, self.usual), (branch, self.tight)])
+        more = self._paces(candidate)[0][len(self.usuals) :] if found is None else ()
+        return found or self._first_that_fits(candidate, [(branch, pace) for pace in more])
 
     def _first_that_fits(self, candidate: Candidate, ways: Sequence[tuple[Branch, Pace]]) -> Sketch | None:
         found = (each for way in ways for each, _ in self._placements(candidate, *way, "seconds", self.budget))

@@ -67,6 +67,8 @@ def with_less_on_device(pace: Pace, fixed: FixedChoices) -> tuple[Pace, ...]:
 
 
 LESS: tuple[Overlap, ...] = ("parameters", "none")
+ROOM = 0.95
+"""Of the device's budget: where what the pipeline takes by its estimate is no more, it is sure to fit."""
 
 
 def budget_below(host: int) -> int:

@@ -31,7 +31,9 @@ def in_halves(layers: tuple[LayerSpec, ...], states: tuple[StateSpec, ...]) -> L
         placed[index] = tuple(range(len(made), len(made) + len(parts)))
         for number, tensors in enumerate(parts):
             name = f"{state.name}.{number}" if len(parts) > 1 else state.name
-            made.append(layout._state(name, [(tensor.name, tensor.shape) for tensor in tensors], state.frozen))
+            made.append(
+                layout._state(name, [(tensor.name, tensor.shape) for tensor in tensors], state.frozen, None, muon=False)
+            )
     return tuple(
         dataclasses.replace(layer, states=tuple(part for index in layer.states for part in placed[index]))
         for layer in layers
