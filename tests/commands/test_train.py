@@ -173,6 +173,8 @@ def measured(tmp_path: Path) -> tuple[Profile, Wanted]:
         freeze=(),
         allow_unused_weights=False,
         compression_error=False,
+        muon=False,
+        rows="any",
         device="cpu",
         volumes=(tmp_path / "run",),
         endurance=(),
