@@ -425,6 +425,7 @@ def rtx_4070(name: str, rows: int, several: Ranks = ONE_RANK) -> Profile:
     whole micro-batch at once, as PyTorch's own loss does."""
     what_if = WhatIf(
         model=name,
+        rows="any",  # the paper does not say that none is padded
         gpu="rtx-4070",
         ssds=["samsung-990-pro"],
         host_memory_bytes=NODE,

@@ -58,6 +58,7 @@ def profile_of(model: str, precision: Precision) -> Profile:
     return estimate(
         WhatIf(
             model=model,
+            rows="any",  # samples of the paper's data are as long as they are
             gpu="a100-80gb",
             ssds=("samsung-990-pro:4TB",),
             host_memory_bytes=1 << 40,
