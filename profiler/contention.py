@@ -155,7 +155,7 @@ def measure_beside_collectives(
     ranks: Ranks, collective: Callable[[], object], work: Work, *, clock: Clock = REAL
 ) -> tuple[float, float]:
     """What `work` and `collective`, called again and again, keep of their paces beside each other. All ranks call this
-    at the same time, and make as many collectives as each other: rank 0 says how many."""
+    at the same time. They make as many collectives as each other: each counts by the times of the slowest."""
 
     def most(*mine: float) -> list[float]:
         """Of what each rank says, the most; what all say is the same everywhere."""

@@ -142,8 +142,8 @@ def require_shared(volumes: Sequence[Path], ranks: int) -> None:
 
 
 def dealt(volumes: Sequence[Path], place: Place | None) -> list[int]:
-    """Which of the volumes that were named for all ranks are this one's too: of devices and files each rank of this
-    machine has every so manyth; directories are everybody's. Raises UsageError where that does not come out even."""
+    """The numbers of this rank's volumes among those that were named for all. All ranks have the directories. Devices
+    and files are dealt in turn to the ranks of this machine. Raises UsageError where they do not come out even."""
     if place is None:
         return list(range(len(volumes)))
     require_shared(volumes, place.local_size)

@@ -31,5 +31,5 @@ def unfit_overlap(decision: Decided) -> str:
     if decision.unified_memory or decision.schedule != "vertical":
         return f"overlap = {decision.overlap}: only with schedule vertical and a device"
     if decision.exchange_behind or decision.matrices_on_device:
-        return f"overlap = {decision.overlap}: not with exchange_behind or matrices_on_device; a gradient leaves first"
+        return f"overlap = {decision.overlap}: exchange_behind and matrices_on_device need gradients to stay; take all"
     return ""
