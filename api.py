@@ -20,7 +20,7 @@ from ssdplan.plans.documents.metrics import METRICS, REPORT, StepMetrics
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.documents.run import MODEL, PLAN
-from ssdplan.plans.errors import UsageError
+from ssdplan.plans.errors import UsageError, WrongTypeError
 from ssdplan.plans.views.page.board import Board
 
 if TYPE_CHECKING:
@@ -33,7 +33,19 @@ __all__ = ["Board", "Plan", "Profile", "Shown", "StepMetrics", "Trained", "profi
 Value = bool | int | float | str | Path | Sequence[int] | Sequence[str] | Sequence[Path] | None
 """Of an option: sizes are text such as "8GiB", or bytes; None is as if it were not given."""
 Draw = Callable[[Board], None]
-_NOT_FROM_PYTHON = {"ranks": "ranks are processes: ssdplan train --ranks R on the command line starts them"}
+_PRINTED = "it is of what the command prints, and from Python nothing is printed: leave it out"
+_SWEEP = "a sweep is a table, not a plan: ssdplan solve --sweep on the command line makes it"
+_NOT_FROM_PYTHON: Mapping[str, Mapping[str, str]] = {
+    "profile": dict.fromkeys(("json", "quiet"), _PRINTED),
+    "solve": {**dict.fromkeys(("json", "quiet", "full"), _PRINTED), **dict.fromkeys(("sweep", "plots", "csv"), _SWEEP)},
+    "train": {
+        "json": f"{_PRINTED}; the report is in `report`",
+        "ranks": "ranks are processes: ssdplan train --ranks R on the command line starts them",
+    },
+    "show": {},
+}
+_HARMLESS = {"ranks": 1}
+"""Of what is not from Python the values that say nothing."""
 
 
 class Shown(str):
@@ -50,6 +62,12 @@ class Trained:
     """A run in its directory: finished, or stopped and able to go on."""
 
     directory: Path
+
+    def __post_init__(self) -> None:
+        from ssdplan.commands.parsing.from_python import require_path
+
+        require_path(self.directory, "Trained(directory=...)")
+        object.__setattr__(self, "directory", Path(self.directory))
 
     @cached_property
     def plan(self) -> Plan:
@@ -94,7 +112,8 @@ def profile(
     from ssdplan.commands import profile as command
 
     board = Board("profile")
-    words = _words(command.command(), {"model": str(model), **options}, "profile")
+    _require("profile", progress=progress, model=model, output=output)
+    words = _words(command.command(), {"model": model, **options}, "profile")
     with _file(output, "profile.json") as path:
         _child(["profile", *words, f"--output={path}", "--quiet"], board, progress)
         return Profile.load(path)
@@ -115,13 +134,13 @@ def solve(
     from ssdplan.commands import solve as command
 
     board = Board("solve")
+    _require("solve", progress=progress, output=output)
     with _file(output, "plan.json") as path, _file(None, "profile.json") as kept:
         if isinstance(profile, Profile):
             profile.save(kept)
             profile = kept
-        source = {} if profile is None else {"profile": Path(profile)}
-        words = _words(command.command(), {**options, "output": path, "quiet": True, **source}, "solve")
-        _child(["solve", *words], board, progress)
+        words = _words(command.command(), {**options, "profile": profile}, "solve")
+        _child(["solve", *words, f"--output={path}", "--quiet"], board, progress)
         return Plan.load(path)
 
 
@@ -145,16 +164,14 @@ def train(
     from ssdplan.commands import run
     from ssdplan.commands.parsing import options as of
     from ssdplan.commands.train import command as train_command
-    from ssdplan.commands.train.entry import prepare
+    from ssdplan.commands.train.entry import prepare, with_configuration
     from ssdplan.plans.views.progress_line import ProgressLine
 
-    for name, why in _NOT_FROM_PYTHON.items():
-        if options.get(name) not in (None, 1):
-            raise UsageError(f"train({name}=...): {why}")
+    _require("train", progress=progress, on_step=on_step, model=model, data=data, out=out)
     of.require_engine()
     board = Board("train")
+    given = with_configuration(_given(train_command(), {"model": model, "data": data, "out": out, **options}, "train"))
     lines = _Lines(board, _drawing(progress))
-    given = _given(train_command(), {"model": str(model), "data": Path(data), "out": Path(out), **options}, "train")
     made = run.command()
 
     def length(steps: int) -> None:
@@ -183,6 +200,8 @@ def show(
     """What `ssdplan show` prints of a profile, a plan or a run; `plots` and `html` also write its pictures and page."""
     from ssdplan.commands import show as command
 
+    if not isinstance(what, Profile | Plan | Trained | str | Path):
+        raise WrongTypeError(f"show(what=...): takes a Profile, a Plan, a Trained or a path, not {what!r:.80}")
     made, said = command.command(), io.StringIO()
     with _file(None, "document.json") as kept:
         if isinstance(what, Profile | Plan):
@@ -203,25 +222,38 @@ def _words(command: "Command", options: Mapping[str, Any], called: str) -> list[
 
 
 def _given(command: "Command", options: Mapping[str, Any], called: str) -> dict[str, Any]:
-    """The options that were given, by name, each as the command line has it."""
+    """The options that were given, by name, each as the command line has it. Raises UsageError, WrongTypeError for a
+    value whose type an option does not take."""
+    from ssdplan.commands.parsing.from_python import own_names, typed
     from ssdplan.commands.resolved import as_told, checked
 
-    params = {param.name: param for param in command.params}
-    said: dict[str, Any] = {}
-    for name, value in options.items():
-        if value is None:
-            continue
-        several = name in params and (params[name].multiple or params[name].nargs == -1)
-        if several and isinstance(value, str | Path):
-            value = [value]
-        elif isinstance(value, list | tuple):
-            value = list(value) if several else tuple(value)
-        said[name] = value
+    def where(name: str) -> str:
+        return f"{called}({name}=...)"
+
+    said = own_names(command, options, where)
+    for name, why in _NOT_FROM_PYTHON[called].items():
+        if said.get(name, False) is not False and said[name] != _HARMLESS.get(name):
+            raise UsageError(f"{where(name)}: {why}")
     command.name = called
-    known = {name: value for name, value in said.items() if name in params}
+    params = {param.name: param for param in command.params}
+    known = {name: typed(params[name], value, where(name)) for name, value in said.items() if name in params}
     unknown = {name: str(value) for name, value in said.items() if name not in params}
     told = {**as_told(command, known), **unknown}
-    return checked(command, told, lambda param: param.name, lambda name: f"{called}({name}=...)")
+    return checked(command, told, lambda param: param.name, where)
+
+
+def _require(called: str, **arguments: Any) -> None:
+    """Raise WrongTypeError for an argument of a function that is none: a place that has to be known, and what is
+    called back."""
+    from ssdplan.commands.parsing.from_python import require_path
+
+    for name, value in arguments.items():
+        where = f"{called}({name}=...)"
+        if name in ("progress", "on_step"):
+            if value is not None and not callable(value):
+                raise WrongTypeError(f"{where}: takes a function, not {value!r:.80}")
+        elif name != "output" or value is not None:
+            require_path(value, where)
 
 
 @contextlib.contextmanager

@@ -20,19 +20,19 @@ from ssdplan.commands.parsing.command import COMPLETE, Group, Member
 from ssdplan.commands.parsing.words import UnknownWords, spelled
 from ssdplan.commands.streams import is_of_results, settle_streams
 from ssdplan.plans.errors import (
+    INTERRUPTED,
     DiskFullError,
     IoFailure,
     MemoryBudgetError,
+    SaidInterruption,
     SsdplanError,
     StallError,
-    StoppedWithSnapshot,
     UsageError,
     first_line,
     says_no_memory,
 )
 from ssdplan.plans.room import no_room
 
-INTERRUPTED = 130
 COMMANDS: dict[str, str] = {
     "doctor": "check whether this machine and a directory are fit, and print the command that fixes each problem",
     "train": "profile, solve and run in one command: choose everything that is not given, and say what it will take",
@@ -74,14 +74,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.UsageError as error:
         raise SystemExit(_refuse(error)) from None
     except StallError as error:
-        _fail(str(error), error.exit_code)
+        if not error.said:
+            _fail(str(error), error.exit_code)
         with suppress(OSError):
             sys.stdout.flush()
         os._exit(error.exit_code)  # an orderly end would wait for what hangs
     except SsdplanError as error:
         return error.exit_code if error.said else _fail(str(error), error.exit_code)
-    except StoppedWithSnapshot:
-        return INTERRUPTED  # the run has said what it keeps
+    except SaidInterruption:
+        return INTERRUPTED
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
     except (MemoryError, RuntimeError) as error:
@@ -95,6 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = "standard output" if results else error.filename
         told = f"{name}: {no_room(error) or error.strerror}" if name else str(error)
         return _fail(told, DiskFullError.exit_code if no_room(error) else IoFailure.exit_code)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what is left is Python's own end, which cannot be interrupted
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from ssdplan.executor.ranks.place import PATIENCE_SECONDS, named_rank, place_of, settle_rank
+from ssdplan.executor.ranks.place import PATIENCE_SECONDS, Place, named_rank, place_of, settle_rank
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.views.progress_line import ProgressLine
@@ -17,7 +17,7 @@ from ssdplan.plans.views.progress_line import ProgressLine
 from .parsing import options as of
 from .parsing.command import Command, Section
 from .parsing.types import COUNT, COUNTS, MODEL, PATH, POSITIVE, SIZE, Choice
-from .ranks.of_run import dealt
+from .ranks.of_run import dealt, once
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Options:
     endurance: Sequence[int]
     seconds: float | None
     emulate: str | None
+    rungs_of: Path | None
     ranks: int | None
     json: bool
     quiet: bool
@@ -136,6 +137,13 @@ def command() -> Command:
             "many times as long [4], and smaller=S, what its widths are divided by [16]",
         ),
         click.Option(
+            ["--rungs-of"],
+            type=PATH,
+            metavar="PROFILE",
+            help="with --emulate: a profile of the stand-in itself, which says what its blocks could keep of their "
+            "activations [everything is recomputed]",
+        ),
+        click.Option(
             ["--ranks"],
             type=COUNT,
             metavar="R",
@@ -169,6 +177,8 @@ def call(options: Options) -> int:
     of.require_engine()
     if options.emulate is not None:
         return _emulate(options, options.emulate)
+    if options.rungs_of is not None:
+        raise UsageError("--rungs-of: it says what a stand-in could keep; give --emulate too, or leave it out")
     of.settle_process()
     place = place_of(os.environ)
     if (options.ranks or 1) > 1 and not place:
@@ -177,6 +187,12 @@ def call(options: Options) -> int:
         return launch(options.ranks or 1, of.said_words())
     if place:
         settle_rank(place)
+    with named_rank(place.rank if place else None), once(place):
+        return _measured(options, place)
+
+
+def _measured(options: Options, place: Place | None) -> int:
+    """`place`: of one of several ranks."""
     from ssdplan.executor.device.device import open_device
     from ssdplan.executor.device.tensors import DTYPES
     from ssdplan.executor.model.directory.hub import find_model
@@ -214,7 +230,6 @@ def call(options: Options) -> int:
     line = ProgressLine("profile", io.StringIO() if place and place.rank else None)
     weights = Weights(model)
     with ExitStack() as held:
-        held.enter_context(named_rank(place.rank if place else None))
         ranks = held.enter_context(joined(place, device.kind, PATIENCE_SECONDS + (options.seconds or 300.0)))
         held.callback(weights.close)
         held.callback(line.done)
@@ -290,6 +305,7 @@ def _emulate(options: Options, wanted: str) -> int:
     from ssdplan.executor.model.directory.random_model import Shape, write_random_model
     from ssdplan.executor.model.model import open_model
     from ssdplan.executor.zeroth_order import table_of
+    from ssdplan.plans.documents.profile import Profile
     from ssdplan.plans.views.profile_text import describe_profile
     from ssdplan.profiler.here import this_machine
 
@@ -315,7 +331,8 @@ def _emulate(options: Options, wanted: str) -> int:
             f"is to have {shape.hidden}, {shape.vocab} and {shape.blocks}; name a directory that is not there"
         )
     here, on = this_machine(volume)
-    profile = emulation.emulated(request, model, on, here, table_of(model))
+    measured = None if options.rungs_of is None else Profile.load(options.rungs_of)
+    profile = emulation.emulated(request, model, on, here, table_of(model), measured)
     profile.save(options.output)
     if options.quiet:
         return 0

@@ -101,7 +101,7 @@ def as_told(command: Command, values: Mapping[str, Any]) -> dict[str, OptionValu
             return [written(name, each) for each in value]
         if isinstance(value, dict):
             return ",".join(f"{key}={share!r}" for key, share in value.items())
-        if types[name] is FIGURE:
+        if types[name] is FIGURE and not isinstance(value, str):
             return "{}={!r}".format(*value)
         return f"{value}B" if types[name] in (SIZE, SIZE_OR_ZERO) and isinstance(value, int) else value
 

@@ -199,7 +199,8 @@ def _run(
     if plan.decision.precision != "fp16" and (options.loss_scale or options.loss_scale_growth):
         raise UsageError(f"the plan is in {plan.decision.precision}, which needs no --loss-scale")
     of.settle_process()
-    model = _looked_for(options, plan, out, kept, named="model" in now)
+    rank, local_rank = (place.rank, place.local_rank) if place else (0, 0)
+    model = _looked_for(options, plan, out, kept, rank=rank, named="model" in now)
     from ssdplan.executor.data.epochs import Epochs
     from ssdplan.executor.data.text_data import HoldOut
     from ssdplan.executor.device.device import open_device
@@ -219,7 +220,6 @@ def _run(
     from ssdplan.plans.documents.run import PLAN
     from ssdplan.plans.views.report_text import describe_report
 
-    rank, local_rank = (place.rank, place.local_rank) if place else (0, 0)
     events: Path | None = None
     if options.tensorboard:
         events = options.tensorboard.absolute() if isinstance(options.tensorboard, Path) else Path("tensorboard")
@@ -329,10 +329,8 @@ def _run(
         line.note(f"held-out loss after {number} steps: {loss:.4f}")
 
     def snapshot(number: int, cost: "SnapshotCost") -> None:
-        line.note(
-            f"snapshot after {number} steps: {format_bytes(cost.snapshot_bytes)} in "
-            f"{format_seconds(cost.snapshot_seconds)}"
-        )
+        wrote = format_bytes(cost.snapshot_bytes) if cost.snapshot_bytes else "all states were on ssd,"
+        line.note(f"snapshot after {number} steps: {wrote} in {format_seconds(cost.snapshot_seconds)}")
 
     machine, own = plan.machine, rank if place else None
     join = joined(place, machine.device, patience(options, plan)) if ranks is None else contextlib.nullcontext(ranks)
@@ -416,7 +414,7 @@ def _settled(options: Options, plan: Plan) -> Options:
     )
 
 
-def _looked_for(options: Options, plan: Plan, out: Path, kept: "Kept | None", *, named: bool) -> Path:
+def _looked_for(options: Options, plan: Plan, out: Path, kept: "Kept | None", *, rank: int, named: bool) -> Path:
     """The model's directory; only one that the user `named` may be had from the hub. Raises UsageError where that, the
     data or the place of a new run is not as it must be, before torch is loaded, which takes seconds."""
     from ssdplan.executor.data.reading.files import find_files
@@ -424,8 +422,8 @@ def _looked_for(options: Options, plan: Plan, out: Path, kept: "Kept | None", *,
     from ssdplan.executor.snapshots.run_directory import require_new
     from ssdplan.plans.documents.run import PLAN, RUN
 
-    if kept is None:
-        require_new(out)
+    if kept is None and options.out:
+        require_new(options.out, rank)
     for path in (options.data, options.eval_data):
         if path:
             find_files(path)

@@ -1,5 +1,6 @@
 """`ssdplan show`: describes and draws a plan, a profile or a run."""
 
+import contextlib
 import sys
 import time
 from dataclasses import dataclass
@@ -89,6 +90,8 @@ def call(options: Options) -> int:
         with Folder(path) as folder:
             for name in _FILES_OF_A_RUN:
                 folder.has_file(name)  # a link is an error: what it points at is not the run's
+    if path.is_dir() and not (path / "plan.json").exists():
+        raise UsageError(f"{path}: holds no plan.json, so no run has begun here; name a run's directory or a document")
     document = _open_document(path / "plan.json" if path.is_dir() else path)
     if isinstance(document, Profile):
         _refuse_for_profile(options, document)
@@ -116,14 +119,14 @@ def call(options: Options) -> int:
     if report and options.json:
         print(report_json(report, overlay))
     else:
-        text = describe_plan(document, schedule, cache)
-        text += f"\n{describe_cost(document, trainings[0])}" if trainings else ""
-        text += f"\n{describe_report(report)}\n" if report else ""
-        text += f"\n{_slowest(each)}" if each else ""
-        text += f"\n{describe_overlay(overlay)}" if overlay else ""
-        text += f"\n{_of_training(path, curves, document)}" if curves else ""
-        text += f"\n{describe_cache(cache)}" if cache.measured and not report else ""
-        of.print_document(document, text, options.json)
+        parts = [_of_training(path, curves, document)] if curves else []  # of a run first what was trained
+        parts += [f"{describe_report(report)}\n"] if report else []
+        parts += [_slowest(each)] if each else []
+        parts += [describe_overlay(overlay)] if overlay else []
+        parts += [describe_plan(document, schedule, cache)]
+        parts += [describe_cost(document, trainings[0])] if trainings else []
+        parts += [describe_cache(cache)] if cache.measured and not report else []
+        of.print_document(document, "\n".join(parts), options.json)
     if options.plots or options.html or options.trace:
         _draw(options, document, schedule, steady, overlay, curves, cache, each)
     if options.csv and curves:
@@ -187,8 +190,9 @@ def _curves(run: Path, plan: Plan, *, every: bool) -> "Curves | None":
     """What the run's metrics say so far, with `every` number of a step; None where it has none, or is none that is
     known by its run.json."""
     from ssdplan.plans.analysis.curves import DRAWN, EVERY, Curves, read_curves
-    from ssdplan.plans.documents.metrics import METRICS
+    from ssdplan.plans.documents.metrics import METRICS, REPORT
     from ssdplan.plans.documents.run import RUN, Run
+    from ssdplan.plans.views.report_text import written_bytes
 
     if not (run / RUN).exists():
         return None
@@ -196,6 +200,8 @@ def _curves(run: Path, plan: Plan, *, every: bool) -> "Curves | None":
 
     metrics = run / METRICS
     curves = read_curves(metrics, EVERY if every else DRAWN) if metrics.exists() else Curves()
+    if (run / REPORT).exists():
+        curves.reported_bytes = written_bytes(run / REPORT)
     curves.rated = on_planned_drives(plan, [Path(place) for place in Run.load(run / RUN).volumes] or [run])
     return curves
 
@@ -216,6 +222,7 @@ def _standing(run: Path, curves: "Curves", plan: Plan) -> "Standing":
     told = int(steps) if isinstance(steps, str) and steps.isdecimal() and len(steps) < 20 else curves.last
     asked = kept.steps or told
     done = curves.last >= asked > 0 and (run / MODEL).is_dir()
+    goes_on = is_locked(run)
     return Standing(
         str(run),
         max(asked, curves.last),
@@ -224,21 +231,35 @@ def _standing(run: Path, curves: "Curves", plan: Plan) -> "Standing":
         time.time(),
         _store(run, kept, plan),
         kept.dropped,
-        goes_on=is_locked(run),
+        goes_on=goes_on,
+        newest=None if done or goes_on else _newest(run, kept, curves, plan),
     )
+
+
+def _newest(run: Path, kept: "Run", curves: "Curves", plan: Plan) -> int | None:
+    """After which step a stopped run goes on, by its store or else by its metrics; None where it needs no snapshot."""
+    from ssdplan.executor.store import survey
+
+    if plan.decision.zeroth_order:
+        return None
+    told = int(curves.snapshots.index.max()) if len(curves.snapshots) else 0
+    with contextlib.suppress(IoFailure, LinkError, StoreError):  # `_store` says so
+        lying = [each for each in survey(_places(run, kept)) if each.store in kept.stores and not each.refused]
+        told = max([told, *(int(each.metadata.get("step", 0)) for each in lying)])
+    return told
 
 
 def _store(run: Path, kept: "Run", plan: Plan) -> tuple[str, ...]:
     """Lines on what there is of a run's store; none where there is nothing. Of a run that was begun elsewhere, its own
     directory alone is looked at."""
-    from ssdplan.executor.snapshots.run_directory import is_known, lies_in
     from ssdplan.executor.store import inspect
 
-    places = [place for place in map(Path, kept.volumes or (run,)) if place.exists()]
-    if not is_known(kept, run):
-        places = [place for place in places if lies_in(run, place)]
     try:
-        volumes = [info for info in inspect(places) if info.superblock and info.superblock.store.hex() in kept.stores]
+        volumes = [
+            info
+            for info in inspect(_places(run, kept))
+            if info.superblock and info.superblock.store.hex() in kept.stores
+        ]
     except (IoFailure, LinkError, StoreError) as error:
         return (f"Its store cannot be looked at: {error}",)
     if not volumes:
@@ -246,7 +267,18 @@ def _store(run: Path, kept: "Run", plan: Plan) -> tuple[str, ...]:
     nbytes = sum(info.capacity_bytes for info in volumes)
     held = kept.snapshots and not plan.decision.zeroth_order  # whose log is its state
     words = "the states of its last snapshots" if held else "of use only while it runs"
-    return (f"Its store takes {format_bytes(nbytes)}, {words}:", *(f"  {info.path}" for info in volumes))
+    files = [f"  {info.path}" for info in volumes]
+    if len(volumes) > 1:
+        files = [f"{file}: {format_bytes(info.capacity_bytes)}" for file, info in zip(files, volumes, strict=True)]
+    return (f"Its store takes {format_bytes(nbytes)}, {words}:", *files)
+
+
+def _places(run: Path, kept: "Run") -> list[Path]:
+    """Where a run's store may be looked for."""
+    from ssdplan.executor.snapshots.run_directory import is_known, lies_in
+
+    places = [place for place in map(Path, kept.volumes or (run,)) if place.exists()]
+    return places if is_known(kept, run) else [place for place in places if lies_in(run, place)]
 
 
 def _laid_over(trace: Path, plan: Plan, schedule: "Schedule") -> "Overlay | None":

@@ -343,7 +343,8 @@ def _one_plan(
 
     title = f"{measured.model.name} on {measured.machine.name}"
     programs = LpFiles(options.write_lp, title) if options.write_lp is not None else None
-    plan, schedule = solve_and_build(measured, request, watch=programs)
+    kept = output is not None or options.full or options.json
+    plan, schedule = solve_and_build(measured, request, watch=programs, told="all" if kept else "screen")
     replaced = save_plan(plan, output) if output else ""
     if not options.quiet:
         more = f"ssdplan show {output}" if output else "--full"

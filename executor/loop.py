@@ -21,6 +21,7 @@ from .batches import Texts
 from .calibration import Calibrator
 from .data.text_data import Batch
 from .metrics.metrics import History, MetricsFile
+from .model.inspection.routing import Routing
 from .ranks.group import ALONE, Ranks
 from .recipe import Recipe, Watch
 from .runtime.interruption import Interruption
@@ -30,6 +31,8 @@ from .sessions import Sessions
 from .snapshots.keeper import Keeper, StoreKeeper
 from .stepping import Stepping
 
+FAR_FROM_PROFILED = 1.5
+"""By how many times a block's busiest expert may be busier than in the profile before it is told."""
 _ENDS_WITH_MODEL = "its steps are done: it ends with its model; a second signal stops it now"
 
 
@@ -56,12 +59,14 @@ class Loop:
     interruption: Interruption
     calibrator: Calibrator | None
     ranks: Ranks = ALONE
+    routing: Routing | None = None
+    """Counted in the first step; None once that is told."""
     measured: list[StepMetrics] = field(default_factory=list)
     """Of the steady steps under `plan`."""
     timeline: Timeline | None = None
     """Of the last step; None when none was left."""
     written_before: int = 0
-    """Bytes of states that the run had written to ssd before this session."""
+    """Bytes that the run had written to ssd before this session."""
     _after_flush: bool = field(default=True, init=False)
     """Whether the step to come finishes no delayed updates, and so is no steady one."""
     ended: bool = field(default=False, init=False)
@@ -72,6 +77,8 @@ class Loop:
 
     def __post_init__(self) -> None:
         self._cache = CacheReader(self.plan)
+        if self.keeper:
+            self.keeper.written_bytes = lambda: self.written_bytes
 
     @property
     def session(self) -> Session:
@@ -81,6 +88,12 @@ class Loop:
     def done(self) -> int:
         """Steps of the whole run so far."""
         return len(self.history.losses)
+
+    @property
+    def written_bytes(self) -> int:
+        """What the whole run has written so far: states, when they were loaded too, and snapshots."""
+        besides = self.keeper.besides_bytes if self.keeper else 0
+        return self.written_before + self.session.traffic()[1] + besides
 
     def run(self) -> None:
         """All steps that are left, and a last evaluation and snapshot. Raises NumericalError for a loss or a gradient
@@ -127,6 +140,8 @@ class Loop:
         start, stolen = time.perf_counter(), process.stolen_seconds()
         if session.pacer:
             session.pacer.begin()
+        if self.routing:
+            self.routing.begin()
         done = self.stepping.step(session, step, batches)
         if session.pacer and not self._after_flush:
             require_pace(session.pacer, self.plan)
@@ -153,7 +168,7 @@ class Loop:
             process_peak_bytes=process.peak_resident_bytes(),
             loss_scale=done.loss_scale,
             skipped=done.skipped,
-            ssd_written_bytes=self.written_before + now_written,
+            ssd_written_bytes=self.written_bytes,
             stolen_seconds=process.stolen_seconds() - stolen,
             computed_tokens=computed,
             learnt_tokens_per_second=done.tokens / seconds,
@@ -173,6 +188,7 @@ class Loop:
             if not self.measured:  # there is no later one
                 self.measured.append(metrics)
         self._tell_recomputed()
+        self._tell_routing()
         return better
 
     def _keep_to_the_end(self) -> None:
@@ -192,6 +208,20 @@ class Loop:
                 f"of {blocks.by_graph + blocks.whole:,} backwards of blocks that save activations {blocks.whole:,} "
                 "recomputed their block whole, since its code does not run by the plan's rungs on such rows; "
                 f"{numbers}, the steps are longer. If torch or transformers changed since, profile again"
+            )
+
+    def _tell_routing(self) -> None:
+        """Say once where tokens spread over experts far less evenly than in the profile."""
+        if self.routing is None:
+            return
+        spread, self.routing = self.routing.end(), None
+        profiled = self.plan.model.busiest_expert
+        if spread and profiled and spread.times > FAR_FROM_PROFILED * profiled:
+            self.watch.note(
+                f"tokens (padding counted) spread over experts less evenly than where the profile measured a block: of "
+                f"the {spread.experts} experts of block.{spread.block} the busiest takes {spread.times:.1f} times as "
+                f"many as a mean one, and there it was {profiled:.1f} times. Steps may take longer than the plan says; "
+                "nothing has to be done"
             )
 
     def _between(self, steps: int) -> None:

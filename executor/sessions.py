@@ -283,10 +283,12 @@ def _session(
         if store:
             refused = store.register(memory.host.address, memory.host.nbytes)
             stack.callback(store.unregister, memory.host.address)
-            watch.note(
-                f"store of {format_bytes(store_bytes_of(records, recipe))}, engine {store.engine}"
-                + (f" (without registered memory: {refused})" if refused else "")
-            )
+            if records.records:  # a rank that owns nothing has but the pages of a store
+                taken = store.nbytes if all(store.made) else store_bytes_of(records, recipe)
+                watch.note(
+                    f"store of {format_bytes(taken)}, engine {store.engine}"
+                    + (f" (without registered memory: {refused})" if refused else "")
+                )
         states = States(model, schedule, memory, store, dtypes, sharing)
         if held:
             words = "moving states to where the plan keeps them"

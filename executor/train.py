@@ -111,7 +111,7 @@ def train(
     if not plan.exact:
         require_kernels(device.torch_device)
         watch.note("the plan saves activations in int8: training is not exact (solve without --activations int8 is)")
-    for note in said_of_muon(model.states):
+    for note in (*model.remarks_on_parameters(), *said_of_muon(model.states)):
         watch.note(note)
     require_copyable(model.path)
     with contextlib.closing(Weights(model)) as weights:  # what is wrong with the files is said before data are read
@@ -132,7 +132,8 @@ def train(
     origin: Origin | None = None
     if keeps or ranks.size > 1:
         origin = Origin.of(plan, model, texts.content, texts.held_out_content, recipe)
-        agreed(ranks, _agreed_upon(plan, origin, recipe))
+        goes_on_from = {"the step from which it goes on": str(resume.step if resume else 0)}
+        agreed(ranks, _agreed_upon(plan, origin, recipe) | goes_on_from)
     if resume:
         assert origin, "a run that goes on keeps snapshots"
         resume.require_same(plan, origin, recipe, watch.note if anyway else None)
@@ -246,6 +247,7 @@ def train(
             interruption,
             calibrator,
             ranks,
+            routing=model.routing,
             written_before=history.ssd_written_bytes,
         )
         try:
@@ -299,7 +301,7 @@ def _unkept(schedule: Schedule, recipe: Recipe) -> str:
     now = store_bytes_of(Records.of(schedule, snapshots=False), recipe)
     return (
         "no snapshots are taken: if this run is stopped, by Ctrl-C too, all its steps are lost; --snapshot-every N "
-        f"keeps them, with a store of {format_bytes(durable)} instead of {format_bytes(now)}"
+        f"keeps them, with a store of {format_bytes(durable)}" + (f" instead of {format_bytes(now)}" if now else "")
     )
 
 
@@ -321,7 +323,7 @@ def _finish(
     """Trace, report and model of a run whose steps are done. The model is written even where the others cannot be."""
     each = [json.loads(told) for told in ranks.tell(json.dumps(_moved(loop)).encode())]
     try:
-        compared = _write_records(loop, run, loading_peak, advisor, each)
+        compared = _write_records(loop, run, model, loading_peak, advisor, each)
     except (SsdplanError, OSError) as error:
         loop.watch.note(f"writes the model nevertheless, and then ends with this error: {error}")
         _write_model(loop, run, model, ranks)
@@ -347,17 +349,22 @@ def _write_model(loop: Loop, run: RunDirectory, model: StreamedModel, ranks: Ran
 
 def _moved(loop: Loop) -> dict[str, float | None]:
     """What this rank took and moved, for the report of all: of a steady step in the median, and by the whole run."""
-    measured, (_, written) = loop.measured, loop.session.traffic()
+    measured = loop.measured
     return {
         "step_seconds": _median(m.step_seconds for m in measured),
         "ssd_read_bytes": _median(m.ssd_read_bytes for m in measured),
         "ssd_write_bytes": _median(m.ssd_write_bytes for m in measured),
-        "ssd_written_bytes": loop.written_before + written,
+        "ssd_written_bytes": loop.written_bytes,
     }
 
 
 def _write_records(
-    loop: Loop, run: RunDirectory, loading_peak: int, advisor: Advisor | None, ranks: Sequence[Mapping[str, object]]
+    loop: Loop,
+    run: RunDirectory,
+    model: StreamedModel,
+    loading_peak: int,
+    advisor: Advisor | None,
+    ranks: Sequence[Mapping[str, object]],
 ) -> list[Compared]:
     """Write trace and report of a run whose steps are done. `ranks`: what each of them moved. Returns the predictions
     beside what was measured."""
@@ -384,6 +391,8 @@ def _write_records(
             "learnt_share": _median(m.tokens / m.computed_tokens for m in measured),
             "median_step_seconds": _median(m.step_seconds for m in measured),
             "cache": _cache(loop, advisor),
+            "ssd_written_bytes": loop.written_bytes,
+            "model_bytes": sum(entry.nbytes for entry in SavedForm(model).entries(session.states.entries())),
             **({} if loop.plan.exact else {"activations": "int8"}),
             **({"ranks": list(ranks)} if len(ranks) > 1 else {}),
         },

@@ -6,9 +6,11 @@ activations alike become its square, and what each moves takes the same time at 
 nothing and makes no model; a run makes each operation last as the profile says.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
+
+import numpy as np
 
 from ssdplan.plans.documents.emulation import MOST_SLOWER, Emulation
 from ssdplan.plans.documents.profile import (
@@ -18,6 +20,7 @@ from ssdplan.plans.documents.profile import (
     MixedBandwidth,
     Model,
     Profile,
+    Rung,
     State,
     Timing,
     Volume,
@@ -37,6 +40,8 @@ from .predict.drive import combined_frontier
 FAMILIES = ("llama", "mistral")
 """Of which a stand-in can be made: those whose tensors a Llama has."""
 SMALLER, SLOWER = 16, 4.0
+WORKSPACES = ("forward_workspace_bytes", "backward_workspace_bytes")
+"""Of a layer, which its code takes beside what it keeps."""
 LEAST_VOCABULARY = 257
 """Of a tokenizer with a token for each byte."""
 
@@ -135,11 +140,17 @@ class StandIn(Protocol):
 
 
 def emulated(
-    request: Request, stand_in: StandIn, volume: Volume, here: Machine, table: tuple[int, Table] | None = None
+    request: Request,
+    stand_in: StandIn,
+    volume: Volume,
+    here: Machine,
+    table: tuple[int, Table] | None = None,
+    measured: Profile | None = None,
 ) -> Profile:
     """The profile of `stand_in`, made by `shape_of`, whose states lie on `volume` of the machine `here`; of these two
     only places, memory and cores count. `table`: the state that is a table of token embeddings which may come by
-    rows."""
+    rows. `measured`: a profile of the stand-in itself, which says what its blocks could keep; None: nothing. Raises
+    UsageError where that is of something else."""
     what_if = WhatIf(
         model=request.like,
         gpu=request.gpu,
@@ -158,7 +169,7 @@ def emulated(
         schema="ssdplan.profile/1",
         created="never: emulated",
         machine=_machine(request, its.machine, volume, here),
-        model=_model(request, its.model, stand_in, part, table),
+        model=_model(request, its.model, stand_in, part, table, _measured(measured, stand_in, request)),
         notes=(
             f"emulated: {stand_in.name} stands for {request.like} on {its.machine.name}; it has a {part:,}th of its "
             f"bytes and of the machine's memory, and each operation lasts {request.slower:g} times as long as there",
@@ -211,7 +222,34 @@ def _machine(request: Request, its: Machine, volume: Volume, here: Machine) -> M
     )
 
 
-def _model(request: Request, its: Model, stand_in: StandIn, part: int, table: tuple[int, Table] | None) -> Model:
+Measured = Callable[[str, int], Timing | None]
+"""Class of layers (embedding, block, head), rows of a micro-batch -> what a profile says of the stand-in's own."""
+
+
+def _measured(profile: Profile | None, stand_in: StandIn, request: Request) -> Measured:
+    if profile is None:
+        return lambda _, __: None
+    its = profile.model
+    length, sizes = request.sequence_length // request.smaller, ",".join(map(str, request.micro_batch_sizes))
+    right = its.fingerprint == stand_in.fingerprint and its.figures == "measured"
+    same = (its.precision, its.sequence_length) == (request.precision, length)
+    if not (right and same and set(request.micro_batch_sizes) <= set(its.micro_batch_sizes)):
+        raise UsageError(
+            f"--rungs-of: it is no profile of this stand-in; make one: ssdplan profile --model {stand_in.path} "
+            f"--sequence-length {length} --micro-batch-sizes {sizes} --precision {request.precision}"
+        )
+    layers = {"embedding": its.layers[0], "block": its.layers[1], "head": its.layers[-1]}
+    return lambda name, size: its.timing(layers[name].layer_class, size)
+
+
+def _model(
+    request: Request,
+    its: Model,
+    stand_in: StandIn,
+    part: int,
+    table: tuple[int, Table] | None,
+    measured: Measured,
+) -> Model:
     last = len(stand_in.layers) - 1
     roles = ["embedding", *["block"] * (last - 1), "head"]
     users = [
@@ -245,7 +283,11 @@ def _model(request: Request, its: Model, stand_in: StandIn, part: int, table: tu
         ),
         classes=tuple(
             LayerClass(
-                name=entry.name, timings=tuple(_timing(timing, part, request.slower) for timing in entry.timings)
+                name=entry.name,
+                timings=tuple(
+                    _timing(timing, part, request.slower, measured(entry.name, timing.micro_batch_size))
+                    for timing in entry.timings
+                ),
             )
             for entry in its.classes
         ),
@@ -254,8 +296,28 @@ def _model(request: Request, its: Model, stand_in: StandIn, part: int, table: tu
     )
 
 
-def _timing(timing: Timing, part: int, slower: float) -> Timing:
-    """What a layer of the stand-in takes. It recomputes everything: what it could keep, only its own code says."""
+def _timing(timing: Timing, part: int, slower: float, own: Timing | None) -> Timing:
+    """What a layer of the stand-in takes. `own`: what was measured of it, which says by which rungs it can save, and
+    what its code takes beside that, where that is more than so small a part."""
     seconds = {name: slower * value for name, value in timing if name.endswith("_seconds") and isinstance(value, float)}
     nbytes = {name: value // part for name, value in timing if name.endswith("_bytes") and isinstance(value, int)}
-    return timing.model_copy(update={**seconds, **nbytes, "rungs": ()})
+    rungs: tuple[Rung, ...] = ()
+    if own is not None:
+        nbytes |= {name: max(nbytes[name], getattr(own, name)) for name in WORKSPACES}
+        rungs = tuple(_rung(rung, timing, part, slower) for rung in own.rungs if rung.format is None)
+    return timing.model_copy(update={**seconds, **nbytes, "rungs": rungs})
+
+
+def _rung(rung: Rung, timing: Timing, part: int, slower: float) -> Rung:
+    """`rung` of the stand-in with the seconds that `timing`, of the original, has of a block which keeps as many bytes:
+    between two of its rungs they are on a straight line, and beyond the last they are its own."""
+    points = [(0, timing.forward_seconds, timing.backward_seconds)]
+    points += [(each.kept_bytes, each.forward_seconds, each.backward_seconds) for each in timing.rungs]
+    kept, forward, backward = zip(*sorted(points), strict=True)
+    there = rung.kept_bytes * part
+    return rung.model_copy(
+        update={
+            "forward_seconds": slower * float(np.interp(there, kept, forward)),
+            "backward_seconds": slower * float(np.interp(there, kept, backward)),
+        }
+    )

@@ -4,6 +4,7 @@ Owns the choice between paces, which the linear program does not see, and what o
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 
 from ssdplan.plans.documents.plan import Decision
@@ -69,9 +70,14 @@ class Pacing:
         enough, found = own * (1 - WORTH), list[tuple[float, int]]()
         for number, pace in enumerate(self.fitter.others):
             seconds, taken = glimpsed(pace.of(decision))
-            left = self.fitter.seconds_with(solved, host - taken) / solved.program.seconds
+            left = self._seconds_with(solved, host - taken) / solved.program.seconds
             found.append((seconds * left, number))
         return [self.fitter.others[number] for reached, number in sorted(found) if reached < enough][:PROMISING]
+
+    def _seconds_with(self, solved: Solved, host_bytes: int) -> float:
+        """The program's seconds with so many more bytes of host memory than it had, or fewer."""
+        limits = replace(solved.branch.limits, host_bytes=solved.branch.limits.host_bytes + host_bytes)
+        return self.fitter.seconds(solved.fitted.candidate, replace(solved.branch, limits=limits))
 
     def simulated(self, solved: Solved) -> Simulated:
         """A decision with its simulated step."""

@@ -1,7 +1,7 @@
 """The search: finds the batch whose plan is the fastest, or good enough and small (GreedySnake, Algorithm 1).
 
-Owns the outer search over micro-batch sizes and numbers of micro-batches, and the words in which a plan is refused. The
-program finds placements, `fit/fit.py` makes them exact, the simulator predicts; `solve.py` makes a plan of it.
+Owns the outer search over micro-batch sizes and numbers of micro-batches. The program finds placements, `fit/fit.py`
+makes them exact, the simulator predicts; `solve.py` makes a plan of it.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,10 @@ from math import inf
 from ssdplan.plans.documents.plan import Alternative, Least, Recompute
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.documents.zeroth_order import SIDES, ZerothOrder
-from ssdplan.plans.errors import InfeasibleError
-from ssdplan.plans.units import format_enough, format_there
 
 from .explain.alternatives import rungs_by
 from .explain.sensitivity import scaled_compute
-from .fit.budgets import Candidate, Constraint
+from .fit.budgets import Candidate
 from .fit.fit import Fitter
 from .fit.found import Branch
 from .fit.pace import budget_below
@@ -58,12 +56,15 @@ class Search:
     def find(self, candidates: Sequence[Candidate], *, between: bool) -> Found | None:
         """The smallest batch that is good enough of all that the user allows, and what was tried on the way; None where
         nothing fits. `between`: look at numbers of micro-batches between those of the ladder too."""
+        smallest = smallest_of(candidates)
+        if not any(map(self.fitter.has_room, candidates)) and all(map(self.fitter.far_too_large, smallest)):
+            return None
         scanned = self.scan(candidates)
         if between:
             scanned = self.look_between(scanned)
         ranked = self.narrow_down(scanned)
         ranked += self.look_beyond(candidates, scanned, ranked)
-        chosen = self.choose(ranked, smallest_of(candidates))
+        chosen = self.choose(ranked, smallest)
         return Found(chosen, scanned, ranked) if chosen else None
 
     def estimating(self, zeroth_order: ZerothOrder) -> "Search":
@@ -94,7 +95,7 @@ class Search:
                 continue
             given = known[candidate].branches if candidate in known else self.fitter.branches(candidate)
             auto = [replace(each, fixed=replace(each.fixed, recompute="auto")) for each in given]
-            entry = self._scan(candidate, auto)
+            entry = self._scan_surely(candidate, auto) if candidate == own else self._scan(candidate, auto)
             # Of states that live on ssd, half a batch writes twice as much a token.
             oftener = own.micro_batches / candidate.micro_batches - 1
             worth = max(WORTH, price * oftener if writes else 0.0)
@@ -190,6 +191,10 @@ class Search:
         branches = tuple(branch for _, branch, _ in possible)
         return Scanned(candidate, branches, bound, self.pacing.tokens(candidate) / bound.seconds)
 
+    def _scan_surely(self, candidate: Candidate, given: Sequence[Branch]) -> Scanned | None:
+        """The same of a candidate that fits: where the estimate of its buffers leaves no room, it is too careful."""
+        return self._scan(candidate, given) or self._scan(candidate, self.fitter.at_most(given))
+
     def look_between(self, scanned: list[Scanned]) -> list[Scanned]:
         """Add the candidates between the smallest that is good enough and the one before it on the ladder."""
         if not scanned:
@@ -258,7 +263,7 @@ class Search:
         left = []
         for candidate in candidates:
             if candidate not in seen and self.fitter.has_room(candidate):
-                entry = self._scan(candidate, self.fitter.branches_at_most(candidate))
+                entry = self._scan(candidate, self.fitter.at_most(self.fitter.branches(candidate)))
                 if entry is not None and ENOUGH * entry.tokens_per_second > reached:
                     left.append(entry)
         return self._largest_that_fit(sorted(left, key=lambda entry: (-entry.tokens_per_second, entry.candidate.order)))
@@ -368,13 +373,13 @@ class Search:
         """The candidate where backward recomputes that; None where it does not fit, or where by the program's bound a
         step clearly takes longer than `most` seconds. Other paces are tried of a program of less than `paced_below`."""
         others = [replace(each, fixed=replace(each.fixed, recompute=recompute)) for each in branches]
-        entry = self._scan(candidate, others)
+        entry = self._scan_surely(candidate, others)
         if entry is None:
             return None
         if CLOSE * entry.bound.seconds > most:  # what keeps everything on the device may be faster than that bound
             resident = self.fitter.resident(candidate, entry.branches)
             return None if resident is None else self.pacing.simulated(resident)
-        solved = self.fitter.solve(candidate, entry.branches)
+        solved = self.fitter.with_recompute(recompute).solve(candidate, entry.branches)
         return None if solved is None else self.pacing.paced(solved, candidate, entry.branches, paced_below)
 
     def alternatives(
@@ -421,26 +426,6 @@ class Search:
             Least(budget=room, least_bytes=nbytes, tokens_per_second=tokens / max(seconds, own))
             for room, (nbytes, seconds) in found.items()
         )
-
-    def refusal(self, candidates: Sequence[Candidate]) -> InfeasibleError:
-        """Why none of `candidates` fits: the one budget to raise, and how far; or all, when one is not enough."""
-        budget = self.fitter.budget
-        constraints: tuple[Constraint, ...] = ("device memory", "ssd writes", "ssd space", "host memory")
-        for constraint in constraints:
-            least = [self.fitter.least(candidate, constraint) for candidate in candidates]
-            enough = min((nbytes for nbytes in least if nbytes is not None), default=None)
-            if enough is not None:
-                return InfeasibleError(
-                    f"no plan fits: {constraint} of {format_there(budget.of(constraint))} is too little; "
-                    f"the least that would do is {format_enough(enough)}"
-                )
-        lean = (solved.fitted.needs for candidate in candidates for solved in self.fitter.leanest(candidate))
-        needs = min(lean, key=lambda needs: needs.host)
-        each = ", ".join(
-            f"{constraint} {format_enough(needs.of(constraint))} instead of {format_there(budget.of(constraint))}"
-            for constraint in needs.over(budget)
-        )
-        return InfeasibleError(f"no plan fits: it would take at least {each}")
 
     def _bound(self, model: Model, candidate: Candidate, branch: Branch) -> Bound | None:
         return program_bound(

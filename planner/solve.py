@@ -5,13 +5,14 @@ in which a plan is justified those of `explain/`.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from ssdplan.plans.documents.plan import Asked, Compared, Plan, Prediction
 from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.documents.rates import rows_rates
 from ssdplan.plans.documents.state_layout import GRAIN
-from ssdplan.plans.errors import InfeasibleError
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
+from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.gc_pause import no_collection
 from ssdplan.plans.graph.ops import Schedule
 
@@ -28,6 +29,7 @@ from .program.placement import ProgramResult
 from .program.program import answer
 from .program.solvers import solver_of
 from .ranked import ENOUGH, WORTH, Simulated
+from .refusal import refusal
 from .request import (
     SolveRequest,
     allowed,
@@ -48,22 +50,31 @@ WRITTEN_EVERY = (1, 2, 4, 8, 16, 32, 64)
 """Steps from one write of a zeroth-order plan's parameters to the next, of which one is chosen."""
 _Tried = tuple[Search, Found, tuple[tuple[int, float], ...]]
 """A search, what it found, and the steps from one write of parameters to the next -> seconds of a step."""
+Told = Literal["all", "screen", "step"]
+"""Of a plan: everything that is known of it; what a first screen tells, so no other batches, ways and reasons; or the
+decision and its prediction alone. To find out the rest takes about as long as the plan, which is the same."""
 PIECES, LEAST_PIECE = 32, 1 << 18
 """Of the largest state, where parameters come in pieces; and the elements that a piece has at least."""
 
 
-def solve(profile: Profile, request: SolveRequest, *, compared: bool = True) -> Plan:
+def solve(profile: Profile, request: SolveRequest, *, compared: bool = True, told: Told = "all") -> Plan:
     """The plan with the smallest global batch that reaches 99% of the best throughput, or the best for a given batch.
 
-    `compared`: with its `comparison`. Raises UsageError for a request that names what was not measured or cannot be,
-    and InfeasibleError, naming the constraint and the least budget that would do, when nothing fits.
+    `compared`: with its `comparison`; `told`: how much of it. Raises UsageError for a request that names what was not
+    measured or cannot be, and InfeasibleError, naming the constraint and the least budget that would do, when nothing
+    fits.
     """
-    return solve_and_build(profile, request, compared=compared)[0]
+    return solve_and_build(profile, request, compared=compared, told=told)[0]
 
 
 @no_collection()
 def solve_and_build(
-    profile: Profile, request: SolveRequest, *, compared: bool = True, watch: Watch | None = None
+    profile: Profile,
+    request: SolveRequest,
+    *,
+    compared: bool = True,
+    watch: Watch | None = None,
+    told: Told = "all",
 ) -> tuple[Plan, Schedule]:
     """What `solve` finds, and the schedule that its decision expands into, which had to be built to find it.
 
@@ -97,11 +108,15 @@ def solve_and_build(
         ),
         decision=chosen.solved.fitted.decision,
         prediction=prediction,
-        alternatives=search.alternatives(scanned, ranked, chosen),
-        sensitivity=sensitivities(search.fitter, chosen.solved),
-        least=search.least(chosen),
-        comparison=_compared(model, machine, request, budget, search, chosen, prediction) if compared else (),
+        alternatives=search.alternatives(scanned, ranked, chosen) if told == "all" else (),
+        sensitivity=sensitivities(search.fitter, chosen.solved, prediction) if told != "step" else (),
+        least=search.least(chosen) if told != "step" else (),
+        comparison=_compared(model, machine, request, budget, search, chosen, prediction)
+        if compared and told == "all"
+        else (),
     )
+    if told != "all":
+        return plan, chosen.solved.fitted.schedule
     evidence = gather(search.fitter, chosen.solved, chosen.timeline, given_in(request), tried)
     return plan.model_copy(update={"reasons": explain(plan, evidence)}), chosen.solved.fitted.schedule
 
@@ -127,7 +142,7 @@ def _searched(model: Model, machine: Machine, request: SolveRequest, budget: Nee
             found = replace(found, chosen=search.settle(found.chosen, candidates if between else ()))
         leaner.append((search, found))
     if not leaner:
-        raise of_batches.refusal(smallest_of(candidates))
+        raise refusal(of_batches.fitter, smallest_of(candidates), _without_gradients(model, machine, request, budget))
     search, found = max(leaner, key=lambda way: way[1].chosen.tokens_per_second)
     if not fixed.zeroth_order:
         return search, found, ()
@@ -145,6 +160,19 @@ def _searched(model: Model, machine: Machine, request: SolveRequest, budget: Nee
         if way is by_rows[0]:
             break
     return best
+
+
+def _without_gradients(model: Model, machine: Machine, request: SolveRequest, budget: Needs) -> Fitter | None:
+    """Of the plans without gradients that take the least memory; None where those are what was asked for already, or
+    what else was asked for rules them out."""
+    if request.zeroth_order:
+        return None
+    try:
+        require_rates(machine)
+        fixed = fixed_choices(model, replace(request, zeroth_order=ZerothOrder()))
+    except UsageError:
+        return None
+    return Fitter(model, machine, budget, _ways(model, fixed)[-1])
 
 
 def _ways(model: Model, fixed: FixedChoices) -> list[FixedChoices]:

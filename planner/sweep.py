@@ -127,7 +127,7 @@ def sweep(
         progress(number / len(values.values), f"{values.name} {label}")
         try:
             changed = _profile_at(source, values.name, value)
-            plan = solve(changed, _request_at(request, changed, values.name, value), compared=False)
+            plan = solve(changed, _request_at(request, changed, values.name, value), told="step")
         except (InfeasibleError, UsageError) as error:
             if isinstance(error, UsageError):
                 unmeant.append(error)

@@ -19,6 +19,10 @@ class UsageError(SsdplanError, ValueError):
     exit_code = 2
 
 
+class WrongTypeError(UsageError, TypeError):
+    """A value from Python whose type is none that an argument takes."""
+
+
 class InfeasibleError(SsdplanError):
     """No plan satisfies the budgets; the message names the constraint and the least budget that would do."""
 
@@ -66,13 +70,23 @@ class RankError(SsdplanError):
     """Another rank ended, does not answer, or is not as this one is."""
 
     exit_code = 9
+    at = ""
+    """Which rank waited at which operation, where it did."""
 
 
 class NumericalError(SsdplanError):
     """A loss or gradient that is not finite: training cannot go on."""
 
 
-class StoppedWithSnapshot(KeyboardInterrupt):
+INTERRUPTED = 130
+"""What a command that was asked to end returns."""
+
+
+class SaidInterruption(KeyboardInterrupt):
+    """An interruption of which the user is told elsewhere."""
+
+
+class StoppedWithSnapshot(SaidInterruption):
     """A run that was asked to end, and has: with a snapshot, and having said how it goes on. No error."""
 
 

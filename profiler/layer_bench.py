@@ -105,6 +105,7 @@ class Bench:
     ) -> None:
         """`whole_rows`: no row is padded or shared, so nothing is measured of such."""
         self.clock, self._whole_rows = clock, whole_rows
+        self.lacks_spans = layers.lacks_spans and not whole_rows
         self._model = model
         self._layers = layers
         self._weights = weights
@@ -182,10 +183,10 @@ class Bench:
         return self._make_micro_batch(ids, ids.masked_fill(mask == 0, IGNORED_LABEL), mask, None)
 
     def _shared(self, ids: torch.Tensor) -> Any:
-        """A micro-batch of which two sequences share each row; its three inputs are of one size."""
+        """A micro-batch of which two sequences share each row, the first of one token: attention, which may take one
+        sequence after another, needs most for a long one. Its three inputs are of one size."""
         positions = torch.arange(ids.shape[1]).repeat(ids.shape[0], 1)
-        half = ids.shape[1] // 2
-        positions[:, half:] -= half
+        positions[:, 1:] -= 1
         return self._make_micro_batch(ids, ids.masked_fill(positions == 0, IGNORED_LABEL), None, positions)
 
     @property

@@ -43,6 +43,8 @@ class ModelCosts:
     choosing_bytes: int = 0
     """What the process keeps besides, which no run does."""
     compression: tuple[CompressionError, ...] = ()
+    busiest_expert: float | None = None
+    """Tokens of a block's busiest expert over those of a mean one, in the block that has most."""
 
 
 def measure_model(
@@ -88,7 +90,10 @@ def measure_model(
     fitting: list[int] = []
     if begun:
         bench, context = begun
+        model.routing.begin()
         spaces = _measure_spaces(bench, classes, list(context), portion(progress, 0.0, 0.4))
+        spread = model.routing.end()
+        busiest_expert = spread.times if spread else None
         fitting = [size for size in context if all((name, size) in spaces for name in classes)]
     if not begun or not fitting:
         raise MemoryBudgetError(
@@ -107,6 +112,11 @@ def measure_model(
                 raise
             fitting.pop()
     notes = [*weights.notes, *model.remarks(sequence_length)]
+    if bench.lacks_spans:
+        notes.append(
+            f"{device.name}: torch has no kernels here for sequences that share a row; such rows take a mask of a byte "
+            "for each pair of their tokens"
+        )
     notes += [f"micro-batch size {size} does not fit into {device.name}" for size in sizes if size not in fitting]
     if trouble := _trouble(times):
         notes.append(f"{model.name}: {trouble}")
@@ -163,6 +173,7 @@ def measure_model(
         kernels=_kernels(list(spaces.values()), sizes[0] * sequence_length),
         choosing_bytes=choosing_bytes,
         compression=compression,
+        busiest_expert=busiest_expert,
     )
 
 

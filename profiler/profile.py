@@ -348,6 +348,7 @@ def profile(
             allow_unused_weights=model.allow_unused_weights,
             kernels=costs.kernels,
             compression=costs.compression,
+            busiest_expert=costs.busiest_expert,
             matrix_updates=matrix_updates,
             rows="whole" if whole_rows else None,
         ),

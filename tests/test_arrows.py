@@ -45,6 +45,7 @@ ROOMS = {
         ("memory", "optimizer"),
         ("model",),
         ("model/inspection", "model/directory"),
+        ("model/attention",),
         ("data",),
         ("data/samples",),
         ("data/reading",),

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ssdplan.executor.ranks.place import PATIENCE_SECONDS, Place, directory_of
+from ssdplan.executor.ranks.place import PATIENCE_SECONDS, Place, directory_of, told_to_launcher
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.run import PLAN, RUN, OptionValue, Run
 from ssdplan.plans.errors import MismatchError, SsdplanError, UsageError, error_of, said_by_another
@@ -39,6 +39,8 @@ class Asked(Protocol):
 
     @property
     def plan(self) -> Path | None: ...
+    @property
+    def out(self) -> Path | None: ...
     @property
     def resume(self) -> Path | None: ...
     @property
@@ -94,11 +96,17 @@ def launched(options: Asked, ranks: int) -> int:
         require_ranks(plan := Plan.load(options.plan), ranks)
     elif options.resume is not None:
         plan = Plan.load(options.resume / PLAN)
+    if options.out is not None and options.resume is None:
+        from ssdplan.executor.snapshots.run_directory import require_new
+
+        require_new(options.out)
     of.settle_process()
     from ssdplan.executor.ranks.launcher import ENDING_SECONDS, launch
 
     step = PATIENT_STEPS * plan.prediction.step_seconds if plan else 0.0
-    return launch(ranks, of.said_words(), max(ENDING_SECONDS, step))
+    return launch(
+        ranks, of.said_words(), max(ENDING_SECONDS, step), "; a run with snapshots goes on with ssdplan run --resume"
+    )
 
 
 def require_ranks(plan: Plan, ranks: int) -> None:
@@ -114,14 +122,20 @@ def require_ranks(plan: Plan, ranks: int) -> None:
 def require_alone(options: Asked) -> None:
     """Raise UsageError for what a run of several ranks does not do."""
     named = {
-        "--resume-anyway": options.resume_anyway,
-        "--adopt": options.adopt,
-        "--keep 1": options.keep == 1,
-        "--replan": options.replan,
+        "--resume-anyway": (options.resume_anyway, "leave it out, and start with what the run was started with"),
+        "--adopt": (options.adopt, "leave it out, and bring all directories of the run to where it began"),
+        "--keep 1": (
+            options.keep == 1,
+            "leave it out: of several ranks one may have a snapshot that others lack, so each keeps the one before too",
+        ),
+        "--replan": (
+            options.replan,
+            "leave it out; profile --ranks R and solve make another plan, and run PLAN --resume RUN goes on by it",
+        ),
     }
-    for name, given in named.items():
+    for name, (given, way) in named.items():
         if given:
-            raise UsageError(f"{name}: is for runs of one rank; leave it out")
+            raise UsageError(f"{name}: is for runs of one rank; {way}")
 
 
 def require_shared(volumes: Sequence[Path], ranks: int) -> None:
@@ -170,7 +184,12 @@ def volumes_of(volumes: Sequence[Path], place: Place) -> list[Path]:
 
 @contextlib.contextmanager
 def once(place: Place | None) -> Iterator[None]:
-    """`told_once` of the executor, which loads torch, where there are several ranks and one fails."""
+    """An error that all ranks meet is told once: by our own launcher, or by `told_once` of the executor, which loads
+    torch, where there are several ranks and one fails."""
+    if place and place.launcher is not None:
+        with told_to_launcher(place):
+            yield
+        return
     try:
         yield
     except SsdplanError:
@@ -197,8 +216,11 @@ def going_on(options: Asked, said: Collection[str], place: Place | None, run: Pa
     with joined(place, plan.machine.device, patience(options, plan)) as ranks:
         _shared_out(options, said, ranks, run, plan)
         line = ProgressLine("run", io.StringIO() if place.rank else None)
-        agree = settle_log if plan.decision.zeroth_order else settle
-        agree(directory_of(run, place.rank), ranks, line.note)
+        mine = directory_of(run, place.rank)
+        if plan.decision.zeroth_order:
+            settle_log(mine, ranks, line.note)
+        else:
+            settle(mine, ranks, line.note, options.volume)
         yield ranks
 
 

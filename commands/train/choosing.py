@@ -40,6 +40,8 @@ class Data:
     most_length: int
     """Tokens a row that the model takes, at most `USUAL_LENGTH`."""
     refusal: str
+    cut: int = 0
+    """Samples that lose what is longer than a row."""
 
     @classmethod
     def of(cls, preview: "Preview", most_length: int) -> "Data":
@@ -52,6 +54,7 @@ class Data:
             preview.sequence_length,
             most_length,
             preview.refusal,
+            preview.cut,
         )
 
 
@@ -77,6 +80,14 @@ def _wants_more(data: Data, length: int) -> bool:
     return length < data.longest_of_99
 
 
+def rows_to_train_on(data: Data, *, held_out_share: float | None, held_out_samples: int | None) -> int:
+    """Rows of an epoch, as far as is known before it is settled which samples are held out: so many, or a share."""
+    held_out = data.rows * (held_out_share or 0.0)
+    if held_out_samples:
+        held_out = data.rows * min(held_out_samples / max(data.samples, 1), 1.0)
+    return max(data.rows - round(held_out), 1)
+
+
 def rows_a_step(rows: int, *, micro_batch_size: int | None, ranks: int) -> int:
     """A power of two, at most `MOST_ROWS_A_STEP`, of which an epoch of `rows` has `STEPS_AN_EPOCH`; as many for each
     rank, in whole micro-batches where their size is given."""
@@ -86,6 +97,7 @@ def rows_a_step(rows: int, *, micro_batch_size: int | None, ranks: int) -> int:
     return max(batch // unit, 1) * unit
 
 
-def sizes_to_measure(batch: int | None, ranks: int) -> tuple[int, ...]:
-    """Micro-batch sizes that can make that batch; all of the usual ones where it is not known."""
-    return tuple(size for size in USUAL_SIZES if batch is None or (batch // ranks) % size == 0) or (1,)
+def sizes_to_measure(batch: int | None, ranks: int, *, most: int | None = None) -> tuple[int, ...]:
+    """Micro-batch sizes that can make that batch; all of the usual ones where it is not known. None is above `most`."""
+    fit = [size for size in USUAL_SIZES if batch is None or (batch // ranks) % size == 0]
+    return tuple(size for size in fit if most is None or size <= most) or (1,)

@@ -5,6 +5,7 @@ the place of this process: its exit code, its signals and its memory are those o
 """
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.preparation import PROFILE, SCHEMA, TRAIN, Preparation
 from ssdplan.plans.documents.profile import Profile
-from ssdplan.plans.documents.run import PLAN, RUN
+from ssdplan.plans.documents.run import PLAN, RUN, Run
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.views.progress_line import ProgressLine
 
@@ -62,7 +63,12 @@ def call(options: Options) -> int:
 
 def said(options: Options) -> dict[str, Any]:
     """The options that the user gave, on the command line or, below that, in a configuration."""
-    given = {name: options.values[name] for name in options.values if name in options.given}
+    return with_configuration({name: options.values[name] for name in options.values if name in options.given})
+
+
+def with_configuration(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were given, with those of the configuration that they name below them."""
+    given = dict(options)
     source = given.pop("configuration", None)
     if source is None:
         return given
@@ -110,18 +116,21 @@ def prepare(given: Mapping[str, Any], line: ProgressLine, tell: Tell | None = No
     if data.refusal:
         raise UsageError(data.refusal)
     line.note(saying.of_data(data, given["data"]))
+    _require_rows(given, data, _least_batch(given, planned, measured["micro_batch_sizes"]))
     kept = _profiled(out, measured, planned, kept, source, line, given, tell)
     kept = _planned(out, planned, kept, line, tell)
     plan = Plan.load(out / PLAN)
-    told = _running(given, out, model)
-    trained, store_bytes = _snapshots(given, plan)
+    _require_rows(given, data, plan.decision.rows)
+    running = _running(given, out, model)
+    trained, store_bytes, each = _snapshots(given, plan)
     length, steps = _length(given, data, plan)
     for name, value in {**trained, **length}.items():
         chosen[flag_of(name)] = f"{value:g}"
     line.note(saying.of_choice(chosen))
-    for words in saying.of_plan(plan, steps=steps, store_bytes=store_bytes, exact="steps" in given):
+    told = saying.of_plan(plan, steps=steps, store_bytes=store_bytes, snapshot_bytes=each, exact="steps" in given)
+    for words in told:
         line.note(words)
-    return Prepared(out, {"plan": out / PLAN, **told, **trained, **length})
+    return Prepared(out, {"plan": out / PLAN, **running, **trained, **length})
 
 
 def _looked_at(
@@ -156,8 +165,36 @@ def _batch(given: Mapping[str, Any], data: choosing.Data) -> tuple[dict[str, Any
     if settled:
         return planned, {}
     size, ranks = given.get("micro_batch_size"), given.get("ranks") or 1
-    batch = choosing.rows_a_step(data.rows, micro_batch_size=size, ranks=ranks)
+    batch = choosing.rows_a_step(_rows(given, data), micro_batch_size=size, ranks=ranks)
     return {**planned, "global_batch": batch}, {"--global-batch": str(batch)}
+
+
+def _rows(given: Mapping[str, Any], data: choosing.Data) -> int:
+    """Rows of an epoch, without what is held out of it."""
+    share, samples = given.get("eval_split"), given.get("eval_samples")
+    return choosing.rows_to_train_on(data, held_out_share=share, held_out_samples=samples)
+
+
+def _least_batch(given: Mapping[str, Any], planned: Mapping[str, Any], sizes: Sequence[int]) -> int:
+    """Rows a step, at least, by what is known before there is a plan."""
+    if batch := planned.get("global_batch"):
+        return int(batch)
+    size, ranks = given.get("micro_batch_size") or min(sizes), given.get("ranks") or 1
+    return int((planned.get("micro_batches") or 1) * size * ranks)
+
+
+def _require_rows(given: Mapping[str, Any], data: choosing.Data, batch: int) -> None:
+    """Raise UsageError where a step of `batch` rows takes more than an epoch has, and the run is to last epochs."""
+    rows, ranks = _rows(given, data), given.get("ranks") or 1
+    if batch <= rows or "steps" in given:
+        return
+    fits = choosing.rows_a_step(rows, micro_batch_size=None, ranks=ranks)
+    others = " ".join(flag_of(name) for name in ("schedule", "micro_batches", "micro_batch_size") if name in given)
+    raise UsageError(
+        f"{given['data']}: has {rows:,} row(s) to train on, and a step takes {batch:,}, so no step is a part of an "
+        f"epoch; give --global-batch {fits}{f' in the place of {others}' if others else ''}, or --steps N in the place "
+        "of --epochs"
+    )
 
 
 def _measuring(
@@ -170,7 +207,7 @@ def _measuring(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The options of profile, and what of them was chosen. Those of `source`, if there is one, are taken of it."""
     told = {name: given[name] for name in takes("profile") if name in given}
-    told["model"] = str(model)
+    told["model"] = str(model.absolute())
     if not told.get("volume"):
         told["volume"] = [out]
     if (given.get("optimizer") or ("muon" if source and source.model.muon else "")) == "muon":
@@ -184,7 +221,9 @@ def _measuring(
         choices["precision"] = source.model.precision if source else "bf16"
     if "micro_batch_sizes" not in told:
         size, ranks = given.get("micro_batch_size"), given.get("ranks") or 1
-        sizes = (size,) if size else choosing.sizes_to_measure(planned.get("global_batch"), ranks)
+        number = planned.get("micro_batches")
+        most = _rows(given, data) // (number * ranks) if number and "steps" not in given else None
+        sizes = (size,) if size else choosing.sizes_to_measure(planned.get("global_batch"), ranks, most=most)
         choices["micro_batch_sizes"] = source.model.micro_batch_sizes if source and not size else sizes
     shown = {
         flag_of(name): ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -281,24 +320,25 @@ def _stamp(path: Path, options: Mapping[str, Any], kept: Preparation) -> str:
 def _running(given: Mapping[str, Any], out: Path, model: Path) -> dict[str, Any]:
     """The options of run that were given."""
     told = {name: given[name] for name in takes("run") if name in given}
-    return {**told, "out": out, "model": str(model)}
+    return {**told, "out": out, "model": str(model.absolute())}
 
 
-def _snapshots(given: Mapping[str, Any], plan: Plan) -> tuple[dict[str, float], int]:
-    """When snapshots are taken, where nobody says and the drive has room for them; and the bytes of the store."""
-    from ssdplan.plans.analysis.memory_usage import snapshot_store_bytes
+def _snapshots(given: Mapping[str, Any], plan: Plan) -> tuple[dict[str, float], int, int | None]:
+    """When snapshots are taken, where nobody says and the drive has room for them; the bytes of the store; and those
+    that a snapshot writes, None where none is taken."""
+    from ssdplan.plans.analysis.memory_usage import snapshot_bytes, snapshot_store_bytes
     from ssdplan.plans.documents.stripe_shares import room
     from ssdplan.plans.schedule.build import build_schedule
 
     if plan.decision.zeroth_order:  # whose log is the state
-        return {}, plan.prediction.ssd_bytes
+        return {}, plan.prediction.ssd_bytes, None
     schedule = build_schedule(plan.model, plan.decision)
     durable = snapshot_store_bytes(schedule, keep=given.get("keep", 2))
     if {"snapshot_every", "snapshot_minutes"} & given.keys():
-        return {}, durable
+        return {}, durable, snapshot_bytes(schedule)
     if durable > choosing.FREE_SHARE * room(plan.machine.volumes):
-        return {}, plan.prediction.ssd_bytes
-    return {"snapshot_minutes": choosing.SNAPSHOT_MINUTES}, durable
+        return {}, plan.prediction.ssd_bytes, None
+    return {"snapshot_minutes": choosing.SNAPSHOT_MINUTES}, durable, snapshot_bytes(schedule)
 
 
 def _length(given: Mapping[str, Any], data: choosing.Data, plan: Plan) -> tuple[dict[str, float], int]:
@@ -307,11 +347,7 @@ def _length(given: Mapping[str, Any], data: choosing.Data, plan: Plan) -> tuple[
 
     if "steps" in given:
         return {}, given["steps"]
-    held_out = data.rows * (given.get("eval_split") or 0.0)
-    if given.get("eval_samples"):
-        held_out = data.rows * min(given["eval_samples"] / max(data.samples, 1), 1.0)
-    rows = max(data.rows - round(held_out), 1)
-    steps = Epochs(given.get("epochs", 1.0)).steps(rows, plan.decision.rows)
+    steps = Epochs(given.get("epochs", 1.0)).steps(_rows(given, data), plan.decision.rows)
     return ({} if "epochs" in given else {"epochs": 1.0}), steps
 
 
@@ -335,9 +371,30 @@ def _going_on(given: Mapping[str, Any], out: Path, line: ProgressLine) -> dict[s
         if {"masters", "optimizer_states"} & other.keys():
             raise UsageError(f"{leave}, since a run keeps its formats, or choose another --out")
         raise UsageError(f"{leave}, choose another --out, or give it another plan: ssdplan run PLAN --resume RUN")
-    line.note(f"{out}: a run is there, and goes on from its last snapshot (ssdplan run --resume {out})")
     told = {name: given[name] for name in trained if name in given and name not in ("out", "model")}
+    told |= _same_model(given, out)
+    line.note(f"{out}: a run is there, and goes on from its last snapshot (ssdplan run --resume {out})")
     return {**told, "resume": out}
+
+
+def _same_model(given: Mapping[str, Any], out: Path) -> dict[str, str]:
+    """Of the options by which the run in `out` goes on, its model: none where that is where it was, the one that was
+    given where it moved. Raises UsageError where another was given."""
+    from ssdplan.executor.model.directory.hub import find_model
+    from ssdplan.executor.model.directory.weight_files import weights_fingerprint
+
+    kept = Run.load(out / RUN).options.get("model")
+    if not isinstance(kept, str):  # a plan that was given by hand says it
+        kept = Plan.load(out / PLAN).model.path or ""
+    found, its = find_model(given["model"]), Path(kept)
+    if found.resolve() == its.resolve():
+        return {}
+    if its.is_dir() and weights_fingerprint(its) != weights_fingerprint(found) and not given.get("resume_anyway"):
+        raise UsageError(
+            f"{out}: a run is there, which trains {its}, and --model {given['model']} has other weights; give --model "
+            f"{shlex.quote(str(its))} to go on with it, or choose another --out to train the other"
+        )
+    return {"model": str(found.absolute())}
 
 
 def _become(words: Sequence[str]) -> NoReturn:

@@ -3,6 +3,7 @@
 Owns which of them it leaves out, and why; and which command is told what. It has no copy of any option.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +17,30 @@ from ..parsing.types import PATH
 COMMANDS = ("profile", "solve", "run")
 _MAKE = {"profile": profile.command, "solve": solve.command, "run": run.command}
 _VERB = {"profile": "Measuring", "solve": "Planning", "run": "Training"}
+_DEFAULT = re.compile(r" \[[^][]*\]$")
+"""At the end of an option's help, what its own command takes."""
 FIRST = ("model", "data", "out", "steps", "epochs")
 """What stands first in the help: what to train, on what, where, and for how long."""
 _WHAT_IF = "a what-if plans for another machine, and this trains on the one that is here"
+CHOSEN = {
+    "epochs": "1, without --steps",
+    "sequence_length": "by the data, 128 to 1024",
+    "micro_batch_sizes": "those of 1, 2 and 4 of which the batch can be made",
+    "device": "a GPU, where driver and torch have one; else cpu",
+    "volume": "RUN",
+    "host_memory": "a half of what is free",
+    "optimizer": "adamw",
+    "global_batch": "by the data: an eighth of an epoch, at most 32",
+    "snapshot_minutes": "10, where the drive has room and --snapshot-every is not given",
+    "ranks": "1",
+}
+"""What train takes where nobody says, in the help's words (docs/train.md); of other options, what their commands do."""
 _ITS_OWN = "train keeps its profile and its plan in RUN"
 LEFT_OUT: dict[str, dict[str, str]] = {
     "profile": {
         "emulate": "nothing is measured then, and the model is a stand-in: use the three commands",
         "json": _ITS_OWN,
+        "rungs_of": "it goes with --emulate",
         "optimizer": "the --optimizer of solve says it, and train measures for that",
         "output": _ITS_OWN,
         "quiet": "train says what it has to say",
@@ -107,6 +124,9 @@ def sections() -> tuple[Section, ...]:
         help="take this profile of another run, and measure nothing; it has to be of this machine, model and drive "
         "[RUN/profile.json, where that is still valid]",
     )
+    for option in (*first, *(each for section in sections for each in section.options)):
+        if words := CHOSEN.get(option.name or ""):
+            option.help, option.default = f"{_DEFAULT.sub('', option.help or '')} [{words}]", None
     return (Section("What to train, on what, and where", (*first, source)), *sections)
 
 

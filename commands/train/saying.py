@@ -11,12 +11,10 @@ from .choosing import Data
 
 
 def of_data(data: Data, path: object) -> str:
-    cut = "" if data.format == "text" else "; 99 of 100 samples are whole in one"
-    whole = data.longest_of_99 <= data.sequence_length
-    return (
+    words = (
         f"{path}: {data.samples:,} sample(s) of `{data.format}`, {data.rows:,} row(s) of {data.sequence_length} tokens"
-        + (cut if whole else "; longer samples are cut (--sequence-length)")
     )
+    return words + (f"; {data.cut:,} longer sample(s) are cut (--sequence-length)" if data.cut else "")
 
 
 def of_choice(chosen: Mapping[str, str]) -> str:
@@ -25,9 +23,9 @@ def of_choice(chosen: Mapping[str, str]) -> str:
     return f"chosen: {words}" if words else "everything is as given"
 
 
-def of_plan(plan: Plan, *, steps: int, store_bytes: int, exact: bool) -> list[str]:
+def of_plan(plan: Plan, *, steps: int, store_bytes: int, snapshot_bytes: int | None, exact: bool) -> list[str]:
     """What the plan takes. `steps`: of the run, `exact` where no epochs had to be guessed; `store_bytes`: on the drive,
-    with snapshots if there are any."""
+    with snapshots if there are any; `snapshot_bytes`: that each of these writes."""
     p, d = plan.prediction, plan.decision
     about = "" if exact else "about "
     lines = [
@@ -39,11 +37,13 @@ def of_plan(plan: Plan, *, steps: int, store_bytes: int, exact: bool) -> list[st
         _memory(plan) + (f"; the store takes {format_bytes(store_bytes)} of the drive" if store_bytes else ""),
     ]
     if p.ssd_write_bytes:
-        lines.append(_writing(plan, steps))
+        lines.append(_writing(plan, steps, snapshot_bytes))
     else:
         lines.append(
             "you do not need ssdplan here: all training state fits in memory, and nothing is read from or written to "
-            "the drive in a step; plain PyTorch or TRL trains it as well"
+            "the drive in a step"
+            + (f" (but {format_bytes(snapshot_bytes)} a snapshot)" if snapshot_bytes else "")
+            + "; plain PyTorch or TRL trains it as well"
         )
     return lines
 
@@ -65,13 +65,14 @@ def _memory(plan: Plan) -> str:
     return words
 
 
-def _writing(plan: Plan, steps: int) -> str:
+def _writing(plan: Plan, steps: int, snapshot_bytes: int | None) -> str:
     p = plan.prediction
     worn = wear(plan.machine, p.ssd_write_bytes, p.step_seconds)
     share = share_of_rating(plan.machine, p.ssd_write_bytes * steps)
+    snapshots = f" and {format_bytes(snapshot_bytes)} a snapshot" if snapshot_bytes else ""
     words = (
-        f"writes {format_bytes(p.ssd_write_bytes)} a step to the drive, {decimal(p.ssd_write_bytes * steps)} in all, "
-        f"{decimal(worn.bytes_a_day)} a day"
+        f"writes {format_bytes(p.ssd_write_bytes)} a step to the drive{snapshots}, "
+        f"{decimal(p.ssd_write_bytes * steps)} in all steps, {decimal(worn.bytes_a_day)} a day"
     )
     if share is None or worn.days is None:
         return f"{words} (--endurance SIZE, the drive's rating, says how much of it that is)"

@@ -80,7 +80,7 @@ class History:
     """Of every step, the first one's first."""
     eval_losses: dict[int, float] = field(default_factory=dict)
     ssd_written_bytes: int = 0
-    """By the last of these steps."""
+    """By the last of these steps, and its snapshot."""
 
 
 _GROUPS = {
@@ -152,6 +152,8 @@ def _read(file: BinaryIO, step: int, history: History) -> int:
             history.ssd_written_bytes = fields.get("ssd_written_bytes", 0)
         elif "eval_loss" in fields:
             history.eval_losses[fields["step"]] = math.nan if fields["eval_loss"] is None else fields["eval_loss"]
+        elif "snapshot_seconds" in fields:
+            history.ssd_written_bytes = fields.get("ssd_written_bytes", history.ssd_written_bytes)
         kept += len(line)
     return kept
 

@@ -25,6 +25,7 @@ from ssdplan.plans.graph.ops import Side
 from ..device.device import generators
 from ..device.seeds import seed_generators
 from .accumulation import adder, take_from_leaf
+from .attention.by_spans import settle
 from .finiteness import Finiteness
 from .head import Head
 from .inspection.standins import LayerCall, split_call, stand_ins
@@ -75,6 +76,8 @@ class Layers:
         self._generators = generators(device)
         self._last, self._lowest = len(model.layers) - 1, model.first_trained
         self._blocks = model.blocks
+        self.lacks_spans = settle(model.module, model.anatomy.isolation.by_spans, device, model.dtype)
+        """Whether rows that sequences share need masks of pairs of tokens, for want of kernels for them."""
         for child in model.module.modules():
             for name, buffer in child._buffers.items():
                 child._buffers[name] = buffer if buffer is None else buffer.to(device)
@@ -120,7 +123,7 @@ class Layers:
             MicroBatch(
                 m.input_ids.to(self._device),
                 m.labels.to(self._device),
-                None if m.attention_mask is None or not self._needs_mask(m) else m.attention_mask.to(self._device),
+                m.attention_mask.to(self._device) if m.attention_mask is not None and self._needs_mask(m) else None,
                 None if m.position_ids is None else m.position_ids.to(self._device),
             )
             for m in micro_batches
@@ -153,11 +156,8 @@ class Layers:
             raise MismatchError(f"micro-batch {index} has token {wrong}, {self._model.name} has tokens 0 to {rows - 1}")
 
     def _needs_mask(self, micro_batch: MicroBatch) -> bool:
-        """Whether padding has to be told: not where all rows end together, if what a row begins with is computed as if
-        nothing came behind it. (Rows that end apart get it all the same: kernels round differently with a mask.)"""
-        mask = micro_batch.attention_mask
-        ends_together = mask is not None and bool((mask == mask[:1]).all())
-        return not (ends_together and self._model.padding_needs_no_mask)
+        """Not where what a row begins with is computed as if nothing, such as padding, came behind it."""
+        return micro_batch.attention_mask is not None and not self._model.padding_needs_no_mask
 
     def end_step(self) -> float:
         """The mean loss over the step's valid tokens, summed in micro-batch order in float64; forgets the step."""

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from .directory.weight_files import weight_files
 from .inspection.advice import without_advice
 from .inspection.blocks import Refusal
 from .inspection.inspection import Anatomy, inspect
+from .inspection.routing import Routing
 from .kinds import muon_parameters, said_of_muon
 from .layout import LayerSpec, StateSpec, lay_out
 
@@ -155,21 +157,27 @@ class StreamedModel:
             f"{self.name}: config.json asks for gradient checkpointing, which is off here: the plan decides what "
             "backward recomputes, to the same numbers",
         )
-        wide = [tensor for state in self.states if state.precision for tensor in state.tensors]
-        kept = (
-            f"{self.name}: {_kinds(tensor.name for tensor in wide)} stay in fp32, as transformers keeps them; "
-            f"they take {2 * sum(tensor.elements for tensor in wide):,} bytes more than in half precision",
-        )
         return (
             *(told if self.checkpoints_itself else ()),
-            *(kept if wide else ()),
-            *self._remarks_on_the_untrained(),
+            *self.remarks_on_parameters(),
             *(f"{self.name}: {line}" for line in said_of_muon(self.states)),
             *self._remarks_on_rows(sequence_length),
         )
 
-    def _remarks_on_the_untrained(self) -> Iterator[str]:
-        """What stays as it is without having been asked for, because plain PyTorch would leave it alone, too."""
+    @cached_property
+    def routing(self) -> Routing:
+        """Counts how tokens spread over experts, where there are any."""
+        return Routing(self.blocks)
+
+    def remarks_on_parameters(self) -> Iterator[str]:
+        """What stays in fp32, and what stays as it is without having been asked for, because plain PyTorch would leave
+        it alone, too; a line each."""
+        wide = [tensor for state in self.states if state.precision for tensor in state.tensors]
+        if wide:
+            yield (
+                f"{self.name}: {_kinds(tensor.name for tensor in wide)} stay in fp32, as transformers keeps them; "
+                f"they take {2 * sum(tensor.elements for tensor in wide):,} bytes more than in half precision"
+            )
         for names, why in (
             (self.anatomy.unused, "text never reaches"),
             (self.anatomy.untrained, "the model itself gives no gradient"),

@@ -152,10 +152,12 @@ class Group:
             who, which = ("another rank", "the other ranks say")
             if other not in (None, self.rank):
                 who, which = f"rank {other}", f"rank {other} says"
-            raise RankError(
+            lost = RankError(
                 f"rank {self.rank}, {what}: {who} has ended, or has not answered for {self._patience:g} s "
                 f"({_short(error)}); see what {which}"
-            ) from error
+            )
+            lost.at = f"rank {self.rank}, {what},"
+            raise lost from error
 
 
 def _short(error: BaseException) -> str:
@@ -189,17 +191,23 @@ def joined(place: Place | None, device: str, patience: float = PATIENCE_SECONDS)
     backend = "nccl" if device == "cuda" else "gloo"
     try:
         dist.init_process_group(
-            "gloo", rank=place.rank, world_size=place.size, timeout=timedelta(seconds=patience), init_method="env://"
+            "gloo",
+            rank=place.rank,
+            world_size=place.size,
+            timeout=timedelta(seconds=patience),
+            init_method=place.meeting,
         )
     except ValueError as error:  # what should be in the environment is not
         raise UsageError(
             f"rank {place.rank} of {place.size}: {_short(error)}; start all of them by torchrun"
         ) from error
     except RuntimeError as error:
-        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        where, way = place.meeting.removeprefix("file://"), ""
+        if place.launcher is None:
+            where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            way = "; start all of them by torchrun"
         raise RankError(
-            f"rank {place.rank} of {place.size} does not find the others at {where}: {first_line(error)}; start all of "
-            "them by torchrun"
+            f"rank {place.rank} of {place.size} does not find the others at {where}: {first_line(error)}{way}"
         ) from error
     try:
         yield Group(place.rank, place.size, backend, patience)

@@ -1,26 +1,38 @@
 """The place of a process among the ranks that a launcher started.
 
-Owns how torchrun's environment says it, which of the machine's cores are then this rank's own, and a rank's name in
-errors. It knows nothing of torch, so that a command knows all that at once.
+Owns how torchrun's environment says it, which of the machine's cores are then this rank's own, a rank's name in errors,
+and what a rank and our own launcher (`launcher.py`) tell each other. It knows nothing of torch, so that a command knows
+all that at once.
 """
 
 import contextlib
+import fcntl
+import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
-from ssdplan.plans.errors import SsdplanError, UsageError
+from ssdplan.plans.errors import (
+    INTERRUPTED,
+    RankError,
+    SaidInterruption,
+    SsdplanError,
+    StoppedWithSnapshot,
+    UsageError,
+    said_by_another,
+)
 
 PATIENCE_SECONDS = 60.0
 """How long a collective waits for the others, unless the user says otherwise."""
-OURS = "SSDPLAN_LAUNCHED"
-"""Set in the environment of ranks that `launcher.py` starts, to its process."""
-_LOOK_SECONDS = 0.5
-"""Between two looks whether the launcher is still there."""
+LAUNCHED = "SSDPLAN_LAUNCHED"
+"""Set in the environment of ranks that `launcher.py` starts, to its folder."""
+THERE = "launcher"
+"""In the folder, a file that the launcher keeps locked as long as it is there."""
+_MEETING, _TOLD = "meeting", "told"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +43,50 @@ class Place:
     size: int
     local_rank: int
     local_size: int
+    launcher: Path | None = None
+    """The folder of `launcher.py`, where that started it."""
+
+    @property
+    def meeting(self) -> str:
+        """Where torch finds the other ranks."""
+        return "env://" if self.launcher is None else f"file://{self.launcher / _MEETING}"
+
+    def tell(self, told: "Told") -> bool:
+        """Leave word for the launcher; whether that could be done."""
+        assert self.launcher is not None
+        place = _word_of(self.launcher, self.rank)
+        try:
+            place.with_suffix(".part").write_text(json.dumps(asdict(told)))
+            place.with_suffix(".part").rename(place)
+        except OSError:  # the launcher is gone with its folder, or no room: the rank speaks for itself
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a rank tells its launcher of the error that it ends with, and does not print itself."""
+
+    exit_code: int
+    message: str
+    """Empty where the user has been told."""
+    at: str = ""
+    """As `RankError.at`."""
+
+    @classmethod
+    def by(cls, rank: int, launcher: Path) -> Self | None:
+        """What a rank that has ended told; None where it told nothing."""
+        place = _word_of(launcher, rank)
+        return cls(**json.loads(place.read_text())) if place.exists() else None
+
+
+def _word_of(launcher: Path, rank: int) -> Path:
+    return launcher / f"{_TOLD}-{rank}"
+
+
+def when_told(rank: int, launcher: Path) -> int:
+    """Nanoseconds, by which what ranks told is put in order."""
+    return _word_of(launcher, rank).stat().st_mtime_ns
 
 
 def place_of(environment: Mapping[str, str]) -> Place | None:
@@ -51,7 +107,10 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
         raise UsageError(f"MASTER_PORT in the environment is {port!r}, no port that a launcher sets; start by torchrun")
     if not rank < size or not local_rank < local_size:
         raise UsageError(f"RANK={rank} and WORLD_SIZE={size} in the environment do not belong together; use torchrun")
-    return Place(rank, size, local_rank, local_size) if size > 1 else None
+    if size == 1:
+        return None
+    launcher = environment.get(LAUNCHED)
+    return Place(rank, size, local_rank, local_size, Path(launcher) if launcher else None)
 
 
 @contextlib.contextmanager
@@ -66,24 +125,60 @@ def named_rank(rank: int | None) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def told_to_launcher(place: Place) -> Iterator[None]:
+    """Let our launcher tell the user of an error or an interruption: it says one of all ranks'."""
+    try:
+        yield
+    except SsdplanError as error:
+        _tell(error, place)
+        raise
+    except StoppedWithSnapshot:
+        place.tell(Told(INTERRUPTED, ""))
+        raise
+    except KeyboardInterrupt as interruption:
+        if broken_off := _broken_off(interruption):
+            _tell(broken_off, place)
+            raise broken_off from None
+        if place.tell(Told(INTERRUPTED, "interrupted")):
+            raise SaidInterruption from None
+        raise
+
+
+def _broken_off(interruption: BaseException) -> SsdplanError | None:
+    """The error that a rank was ending with when it was asked to end, as the launcher asks where another failed too."""
+    before = interruption.__context__
+    while before is not None:
+        if isinstance(before, SsdplanError):
+            return before
+        before = before.__context__
+    return None
+
+
+def _tell(error: SsdplanError, place: Place) -> None:
+    what = (RankError.exit_code, "") if error.said else (error.exit_code, str(error))
+    if place.tell(Told(*what, error.at if isinstance(error, RankError) else "")):
+        said_by_another(error)
+
+
 def settle_rank(place: Place) -> None:
     """Take this rank's part of the machine's cores, before torch counts them, and end with the launcher if it is ours:
     should that be killed, the rank is asked to end as by SIGTERM, so that it does not stay at work unseen."""
-    if launcher := os.environ.get(OURS):
-        threading.Thread(target=_end_with, args=(int(launcher),), name="ssdplan-launcher", daemon=True).start()
+    if place.launcher is not None:
+        threading.Thread(target=_end_with, args=(place.launcher,), name="ssdplan-launcher", daemon=True).start()
     cores, of = sorted(os.sched_getaffinity(0)), place.local_size
     mine = cores[place.local_rank * len(cores) // of : (place.local_rank + 1) * len(cores) // of]
     if mine:
         os.sched_setaffinity(0, mine)
-        if os.environ.get(OURS):
+        if place.launcher is not None:
             os.environ["OMP_NUM_THREADS"] = str(len(mine))
 
 
-def _end_with(launcher: int) -> None:
-    """Ask this process to end, once, when the launcher is its parent no more. What Linux sends by PR_SET_PDEATHSIG
+def _end_with(launcher: Path) -> None:
+    """Ask this process to end, once, when the launcher holds its lock no more. What Linux sends by PR_SET_PDEATHSIG
     comes again for each thread of the launcher, and a second signal means another thing."""
-    while os.getppid() == launcher:
-        time.sleep(_LOOK_SECONDS)
+    with contextlib.suppress(FileNotFoundError), (launcher / THERE).open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
     os.kill(os.getpid(), signal.SIGTERM)
 
 

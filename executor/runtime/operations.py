@@ -392,7 +392,9 @@ class Operations:
         self._overflow = self._layers.not_finite(first_layer) or f"the gradient of {next(tensors)}"
         if not self._scaled:
             finer = "" if self._dtype == torch.float32 else ", or profile with --precision fp32"
-            raise NumericalError(f"step {self._layers.step + 1}: {self._overflow} is not finite; lower --lr{finer}")
+            step = self._layers.step + 1
+            mend = "lower --lr" if step > 1 else "nothing was updated yet, so look for a stored weight that is not"
+            raise NumericalError(f"step {step}: {self._overflow} is not finite; {mend}{finer}")
 
     def _bind_perturb(self, op: Perturb) -> Action:
         parameters = self._memory.view(op.parameters, self._dtypes[op.state])

@@ -17,13 +17,13 @@ from ..device.tensors import DTYPES
 from ..memory.migration import tensors_of
 from ..memory.states import saved_entries
 from ..model.directory.export import copy_model, export_model
+from ..model.directory.weight_files import weights_fingerprint
 from ..model.model import open_model
 from ..model.saved_form import SavedForm
 from .replay import replayed, source_of
 from .resume import Kept, reopened
 from .run_directory import RunDirectory
 from .shares import each_of, whole_of
-from .snapshots import weights_fingerprint
 
 Progress = Callable[[float, str], None]
 

@@ -6,7 +6,8 @@ document of one; a run without gradients keeps its weights (`kept_weights.py`).
 
 import time
 from abc import ABC, abstractmethod
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,10 @@ class Keeper(ABC):
         self._step = step
         self.scaling: LossScale | None = None
         """What a snapshot says of the loss scale; None where there is none."""
+        self.written_bytes: Callable[[], int] = lambda: 0
+        """What the whole run has written by now (`Loop.written_bytes`)."""
+        self.besides_bytes = 0
+        """Of it what snapshots wrote elsewhere than into the store."""
 
     def due(self, step: int) -> bool:
         """Whether one is to be taken after `step` steps."""
@@ -43,6 +48,7 @@ class Keeper(ABC):
     def kept(self, step: int, cost: SnapshotCost) -> None:
         """The states after `step` steps are durable by now, and this is what it took."""
         self._last, self._step = time.monotonic(), step
+        cost = replace(cost, ssd_written_bytes=self.written_bytes())
         self._metrics.write_snapshot(step, cost)
         self._watch.snapshot(step, cost)
 
@@ -120,4 +126,5 @@ class WeightsKeeper(Keeper):
         flushed, states = time.perf_counter(), session.states
         entries, tensors = states.entries(rounded=False), states.tensors(rounded=False)
         nbytes = keep(self._folder, self._source, step, self._log.checksum, entries, tensors)
+        self.besides_bytes += nbytes
         return SnapshotCost(time.perf_counter() - flushed, nbytes, flushed - began)

@@ -17,6 +17,7 @@ from ..device.tensors import DTYPES
 from ..memory.states import saved_entries
 from ..metrics.metrics import METRICS, lines
 from ..model.directory.export import export_model
+from ..model.directory.weight_files import weights_fingerprint
 from ..model.kinds import spared_parameters
 from ..model.model import StreamedModel, open_model
 from ..model.saved_form import SavedForm
@@ -26,7 +27,6 @@ from ..optimizer.zeroth_order import Move, tensor_key
 from ..optimizer.zeroth_order_log import LOG, Header, read_log
 from .kept_weights import KeptReader, KeptWeights
 from .resume import Kept, reopened
-from .snapshots import weights_fingerprint
 
 Progress = Callable[[float, str], None]
 PIECE = 1 << 24

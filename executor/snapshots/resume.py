@@ -90,7 +90,9 @@ class Kept:
         if recipe.steps < snapshot.step:
             raise UsageError(f"--steps {recipe.steps}: the run has {snapshot.step} behind it")
         if recipe.steps == snapshot.step == self.told and (path / MODEL).exists():
-            raise UsageError(f"{path}: its {snapshot.step} steps are done; to go on, give --steps a larger number")
+            raise UsageError(
+                f"{path}: its {snapshot.step} steps are done; to go on, give --steps or --epochs a larger number"
+            )
         before, now = ({state.name for state in each.model.states if state.frozen} for each in (self.plan, plan))
         patterns = (self.plan.model.freeze, plan.model.freeze)
         other = patterns[0] != patterns[1] and self.plan.model.fingerprint != plan.model.fingerprint

@@ -25,6 +25,7 @@ from ssdplan.plans.errors import DiskFullError, UsageError
 from ssdplan.plans.files import Folder, make_folder
 from ssdplan.plans.room import no_room
 
+from ..ranks.place import directory_of
 from ..store import Locks
 from .claims import Claims
 
@@ -39,12 +40,14 @@ _RESULTS = (METRICS, REPORT, TRACE, MODEL)
 """What else a run writes here."""
 
 
-def require_new(path: Path) -> None:
-    """Raise UsageError where no new run's directory can be made, because something lies there."""
-    if path.exists() and (not path.is_dir() or _holds_more(path)):
+def require_new(path: Path, rank: int = 0) -> None:
+    """Raise UsageError where no new run's directory can be made, because something lies there. `rank`: whose part of
+    the run in `path` it is."""
+    mine = directory_of(path, rank)
+    if mine.exists() and (not mine.is_dir() or _holds_more(mine)):
         raise UsageError(
-            f"{path}: exists already and is not an empty directory; choose another --out, or remove it"
-            + (f", or go on with it: ssdplan run --resume {path}" if could_go_on(path) else "")
+            f"{mine}: exists already and is not an empty directory; choose another --out, or remove {path}"
+            + (f", or go on with it: ssdplan run --resume {path}" if could_go_on(mine) else "")
         )
 
 

@@ -4,10 +4,8 @@ Owns the document that a generation of the store carries, and what in a run's or
 which goes on is known to be the one that was stopped. The states themselves are the store's.
 """
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError
@@ -17,14 +15,12 @@ from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import StoreError
 
 from ..device.numerics import of_this_process
-from ..model.directory.weight_files import weight_files
+from ..model.directory.weight_files import weights_fingerprint
 from ..model.model import StreamedModel
 from ..optimizer.loss_scale import LossScale
 from ..recipe import Recipe, Scalar
 
 SCHEMA: Literal["ssdplan.snapshot/1"] = "ssdplan.snapshot/1"
-_SAMPLES = 256
-_SAMPLE_BYTES = 4096
 
 
 def batch_of(plan: Plan) -> dict[str, Scalar]:
@@ -175,22 +171,6 @@ class Snapshot(Part):
 
     def metadata(self) -> dict[str, Any]:
         return self.model_dump(mode="json", by_alias=True)
-
-
-def weights_fingerprint(path: Path) -> str:
-    """Of a model directory's safetensors files; see `Origin.weights`."""
-    digest = hashlib.sha256()
-    for file in weight_files(path):
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size}\n".encode())
-        with file.open("rb") as stream:
-            header = int.from_bytes(stream.read(8), "little")
-            digest.update(stream.read(min(header, size)))
-            begin = min(8 + header, size)
-            for number in range(_SAMPLES):
-                stream.seek(begin + (size - begin) * number // _SAMPLES)
-                digest.update(stream.read(_SAMPLE_BYTES))
-    return digest.hexdigest()
 
 
 _OF_TOKENIZER = {

@@ -4,7 +4,7 @@ The data are in gpus.py, cpus.py, ssds.py, links.py and models.py, and nothing h
 means is in names.py.
 """
 
-from .cpus import COMPUTE_EFFICIENCY, CPUS, MEMORY_EFFICIENCY, Cpu
+from .cpus import CHIPSET, COMPUTE_EFFICIENCY, CPUS, DRIVE_A_CORE, MEMORY_EFFICIENCY, Cpu
 from .figure import Figure, assumed
 from .gpus import ATTENTION_TOKENS, FRAGMENTATION, GPUS, LAUNCH, PASSES, RESERVE, TRAINING, Gpu
 from .links import IN_DRAM, LINKS, Link
@@ -15,8 +15,10 @@ from .ssds import SSDS, TB, Size, Ssd
 
 __all__ = [
     "ATTENTION_TOKENS",
+    "CHIPSET",
     "COMPUTE_EFFICIENCY",
     "CPUS",
+    "DRIVE_A_CORE",
     "FRAGMENTATION",
     "GPUS",
     "IN_DRAM",

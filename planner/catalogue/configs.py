@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,6 +32,10 @@ MOST = {
     "experts": 65_536,
 }
 """Of each size; models that anybody has are far below. Layers, widths and vocabularies as in a directory to train."""
+MOST_OF_LAYER, MOST_PARAMETERS = 10**12, 10**13
+"""Parameters of a layer, and of a model."""
+LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
+"""What `layer_types` may say of a block: all of these have the same tensors."""
 _SIZES = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "n_embed"),
     "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
@@ -63,7 +68,9 @@ def shape_of_path(path: Path) -> Shape:
     except OSError as error:
         raise UsageError(f"{file}: cannot read it: {error.strerror}") from error
     try:
-        content = json.loads(data.decode("utf-8"), object_pairs_hook=_once)
+        content = json.loads(
+            data.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_number, parse_float=_finite
+        )
     except UnicodeDecodeError as error:
         raise UsageError(f"{file}: no config.json: not UTF-8 text") from error
     except RecursionError as error:
@@ -88,6 +95,17 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         raise ValueError(f"the field {next(name for name in names if names.count(name) > 1)[:60]!r} is there twice")
     return found
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number that JSON has")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not isfinite(number):
+        raise ValueError(f"the number {text[:20]} is out of range")
+    return number
 
 
 def _name(file: Path) -> str:
@@ -145,11 +163,12 @@ class _Reading:
         positions = 0
         if build.position_rows is not None:
             positions = self._size("max_position_embeddings", "positions")
-        return Shape(
+        blocks = self._size("num_hidden_layers", "layers")
+        shape = Shape(
             name=name,
             family=self.kind,
             hidden=hidden,
-            blocks=self._size("num_hidden_layers", "layers"),
+            blocks=blocks,
             heads=heads,
             kv_heads=kv_heads,
             intermediate=experts.inner if experts else self._inner(hidden),
@@ -162,9 +181,23 @@ class _Reading:
             experts=experts,
             own_build=build,
             own_architecture=family.architecture,
-            remarks=(*remarks, *self._remarks()),
-            window=self._window(),
+            remarks=(*remarks, *self._remarks(blocks)),
+            window=self._window(blocks),
         )
+        self._require_within_reason(shape)
+        return shape
+
+    def _require_within_reason(self, shape: Shape) -> None:
+        """Sizes may each be within bounds, and their products beyond all that can be counted."""
+        for what, tensors in (
+            ("its embedding", shape.embedding()),
+            ("a block", shape.block()),
+            ("its head", shape.head()),
+        ):
+            if (parameters := sum(map(prod, tensors))) > MOST_OF_LAYER:
+                self._refuse(f"{what} has {parameters:,} parameters, more than {MOST_OF_LAYER:,}")
+        if shape.parameters > MOST_PARAMETERS:
+            self._refuse(f"it has {shape.parameters:,} parameters, more than {MOST_PARAMETERS:,}")
 
     def _build(self, heads: int) -> tuple[Build, int]:
         """How its blocks are put together, and the heads that keys have."""
@@ -192,7 +225,7 @@ class _Reading:
     def _falcon(self, build: Build, heads: int) -> tuple[Build, int]:
         if self._flag("new_decoder_architecture"):
             norms = self.fields.get("num_ln_in_parallel_attn")
-            if norms not in (None, 1, 2):
+            if norms is not None and (type(norms) is not int or norms not in (1, 2)):
                 self._refuse(f"num_ln_in_parallel_attn is {_shown(norms)}, neither 1 nor 2")
             return replace(build, norms=norms or 2), self._own("num_kv_heads", "heads") or heads
         if self._flag("parallel_attn") is False:
@@ -206,7 +239,8 @@ class _Reading:
 
     def _experts(self) -> Experts:
         for key in self.family.uneven:
-            if self.fields.get(key) not in (None, 1, []):
+            value = self.fields.get(key)
+            if isinstance(value, bool) or value not in (None, 1, []):
                 self._refuse(f"{key} is {_shown(self.fields[key])}: its blocks differ from each other")
         count, active = self._size("num_experts", "experts"), self._size("num_experts_per_tok", "experts")
         if active > count:
@@ -223,19 +257,30 @@ class _Reading:
                 return value
         return self.family.tied
 
-    def _window(self) -> int:
+    def _window(self, blocks: int) -> int:
         """How many tokens back some blocks see; 0 where all see all."""
-        kinds = self.fields.get("layer_types")
-        some = isinstance(kinds, list) and any(kind in ("sliding_attention", "chunked_attention") for kind in kinds)
-        window = self.fields.get("sliding_window")
-        if isinstance(window, int) and window and (some or self._flag("use_sliding_window") is not False):
+        some = any(kind != LAYER_TYPES[0] for kind in self._layer_types(blocks))
+        said = self.fields.get("sliding_window")
+        window = 0 if type(said) is int and not said else self._own("sliding_window", "positions")
+        if window and (some or self._flag("use_sliding_window") is not False):
             return window
         return GPT_NEO_WINDOW if self.kind == "gpt_neo" else 0
 
-    def _remarks(self) -> list[str]:
+    def _layer_types(self, blocks: int) -> list[str]:
+        """What each block attends to, where the file says so."""
+        kinds = self.fields.get("layer_types")
+        if kinds is None:
+            return []
+        if not isinstance(kinds, list) or len(kinds) != blocks:
+            self._refuse(f"layer_types is {_shown(kinds)}, no list with a type for each of {blocks:,} blocks")
+        if unknown := [kind for kind in kinds if kind not in LAYER_TYPES]:
+            self._refuse(f"layer_types has {_shown(unknown[0])}, none of {', '.join(LAYER_TYPES)}")
+        return kinds
+
+    def _remarks(self, blocks: int) -> list[str]:
         """What of the file the formulas leave out."""
         found = []
-        if self.kind != "gpt_neo" and (window := self._window()):
+        if self.kind != "gpt_neo" and (window := self._window(blocks)):
             found.append(f"attention is counted over whole rows, though some of its blocks see {window:,} tokens back")
         if self.kind == "gpt_neo":
             found.append("attention is counted over whole rows, though every second block sees a window")

@@ -17,6 +17,11 @@ from .shapes import Tensor
 
 ALIBI = ("bloom", "mpt")
 """Families whose attention knows distances by what it adds to scores, as a mask does."""
+PAIRS = ("FalconForCausalLM", "Gemma2ForCausalLM", "GptOssForCausalLM", "GPTJForCausalLM")
+"""Architectures that are given a mask of each pair of a row's tokens; the others are told by spans of tokens
+(`executor/model/attention`)."""
+SPANS_BYTES = 4
+"""Of a token, where sequences share rows or a window is shorter than a row."""
 WORTH = 0.01
 """Of a block's seconds: the least gain of a rung that keeps more than another; the profiler asks for as much."""
 
@@ -85,10 +90,19 @@ class Costs:
 
     @property
     def mask(self) -> int:
-        """Bytes of a mask for one token: none where every row is whole and each token sees all that are before it."""
+        """Bytes of a mask for one token: none where every row is whole and each token sees all that are before it, and
+        none where spans of tokens say as much."""
+        return self.length if self._limited and not self._by_spans else 0
+
+    @property
+    def _limited(self) -> bool:
+        """Whether causal order is not all that decides what a token attends to."""
         shape = self.shape
-        limited = shape.family in ALIBI or 0 < shape.window <= self.length
-        return 0 if self.whole_rows and not limited else self.length
+        return not self.whole_rows or shape.family in ALIBI or 0 < shape.window <= self.length
+
+    @property
+    def _by_spans(self) -> bool:
+        return self.shape.family not in ALIBI and self.shape.architecture not in PAIRS
 
     def block(self) -> Timing:
         shape, e, tokens = self.shape, self.element, self.tokens
@@ -177,7 +191,8 @@ class Costs:
         table = e * shape.vocab * shape.hidden
         elements = _elements((*shape.embedding(), *shape.shared()))
         output = 2 * e * tokens * shape.hidden
-        tables = 0 if shape.layer_norm else self.length * (18 * shape.head_dim + 8)  # rotary, in fp32 on the way
+        positions = self.length if self.whole_rows else tokens
+        tables = 0 if shape.layer_norm else positions * (18 * shape.head_dim + 8)  # rotary, in fp32 on the way
         passes = 3 if shape.layer_norm else 1
         # The masks of rows that several sequences share are made in steps; OPT is given a whole one.
         masks = 1 if shape.form == "opt" else 3 if shape.layer_norm else 4
@@ -213,13 +228,14 @@ class Costs:
         )
 
     def context_bytes(self) -> int:
-        """Token ids, labels, and mask or positions; what layers are called with: a mask, positions and rotary tables,
-        of each row where several sequences share one, and of all together where none does."""
+        """Token ids, labels, and mask or positions; what layers are called with: a mask or spans, positions and rotary
+        tables, of each row where several sequences share one, and of all together where none does."""
+        mask = SPANS_BYTES if self._limited and self._by_spans else self.mask
         rotary = 0 if self.shape.layer_norm else 2 * self.element * self.shape.head_dim
         if self.whole_rows:
             positions = self.tokens if self.shape.form == "opt" else self.length
-            return self.tokens * (16 + self.mask) + 8 * positions + self.length * rotary
-        return self.tokens * (24 + self.mask + 8 + rotary)
+            return self.tokens * (16 + mask) + 8 * positions + self.length * rotary
+        return self.tokens * (24 + mask + 8 + rotary)
 
     def _roofline(self, products: float, nbytes: float, attention: float = 0.0) -> float:
         return self.compute.seconds(products, attention, nbytes, self.length)

@@ -13,6 +13,7 @@ from ssdplan.plans.units import format_bytes, parse_bytes
 from .cpus import CPUS, Cpu
 from .figure import Figure
 from .gpus import GPUS, RESERVE, Gpu
+from .links import LINKS, Link
 from .names import find
 from .ranks import Ranks
 from .ssds import SSDS, TB, Size
@@ -26,8 +27,19 @@ def processor(gpu: str, cpu: str | None) -> Cpu:
     """The one that is named, else the GPU's own, else what stands beside a GPU or alone. Raises UsageError."""
     if gpu.lower() == NO_GPU:
         return find("processor", cpu or LAPTOP_CPU, CPUS)
-    own = find(f"GPU (or {NO_GPU})", gpu, GPUS).cpu
-    return find("processor", cpu or own or WORKSTATION_CPU, CPUS)
+    found = find(f"GPU (or {NO_GPU})", gpu, GPUS)
+    named = find("processor", cpu or found.cpu or WORKSTATION_CPU, CPUS)
+    if found.unified and named.name != found.cpu:
+        raise UsageError(f"--cpu {cpu}: {found.name} is of one chip with {found.cpu}; leave it out")
+    return named
+
+
+def link_of(gpu: Gpu, link: str | None) -> Link:
+    """The one that is named, else the GPU's own. Raises UsageError for another than what a chip has within it."""
+    found = find("link", link or gpu.link, LINKS)
+    if gpu.unified and found.name != gpu.link:
+        raise UsageError(f"--link {link}: {gpu.name} shares its memory with host, so there is no link; leave it out")
+    return found
 
 
 def memory_of(gpu: Gpu, precision: Precision, host_memory_bytes: int, several: Ranks) -> Figure:
@@ -65,6 +77,8 @@ def drives_of(text: str) -> list[Drive]:
     ssd = find("SSD", name.strip(), SSDS)
     size = ssd.sizes[0]
     if colon:
+        if not capacity.strip():
+            raise UsageError(f"--ssd {text}: after : comes a capacity, such as {ssd.name}:{size.capacity / TB:g}TB")
         by_capacity = {each.capacity: each for each in ssd.sizes}
         if parse_bytes(capacity) not in by_capacity:
             there = ", ".join(f"{each / TB:g}TB" for each in sorted(by_capacity))

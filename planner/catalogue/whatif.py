@@ -32,12 +32,13 @@ from ssdplan.plans.units import parse_bytes
 
 from . import (
     ATTENTION_TOKENS,
+    CHIPSET,
     COMPUTE_EFFICIENCY,
+    DRIVE_A_CORE,
     FRAGMENTATION,
     GPUS,
     IN_DRAM,
     LAUNCH,
-    LINKS,
     MEMORY_EFFICIENCY,
     MODELS,
     PASSES,
@@ -50,7 +51,7 @@ from . import (
 )
 from .costs import Compute, Costs, matrix_seconds
 from .figure import GIVEN
-from .parts import NO_GPU, Drive, drives_of, memory_of, processor
+from .parts import NO_GPU, Drive, drives_of, link_of, memory_of, processor
 from .ranks import ONE_RANK, Ranks, network, network_figures, networks_of
 from .shapes import fingerprint, laid_out, remarks_of
 
@@ -82,7 +83,7 @@ class WhatIf:
     ranks share; `host_memory_bytes` is of a rank."""
     rows: Rows = "whole"
     """Whole: every row is one sequence without padding. Any: sequences may share rows, or rows be padded, for which
-    there is a mask of each row."""
+    some models take a mask of each row."""
     networks: Sequence[str] = ()
     """Names of what they exchange over; between GPUs of a machine their links where none is named."""
     muon: bool = False
@@ -176,7 +177,7 @@ def parse_value(name: str, text: str, where: str) -> float:
 
 SIZES = ("memory", "reserve", "capacity", "endurance")
 """How the names end of what is counted in bytes."""
-_RATES = ("bandwidth", "h2d", "d2h", ".read", ".write")
+_RATES = ("bandwidth", "h2d", "d2h", "chipset", ".read", ".write")
 """Of what is counted in bytes a second."""
 
 
@@ -216,7 +217,7 @@ def _figures(what_if: WhatIf) -> dict[str, Figure]:
     if what_if.gpu.lower() == NO_GPU:
         if what_if.link:
             raise UsageError(f"--link {what_if.link}: without a GPU there is no link; leave it out")
-        link = IN_DRAM
+        figures["cpu.drive-bandwidth"], link = DRIVE_A_CORE, IN_DRAM
     else:
         gpu = find(f"GPU (or {NO_GPU})", what_if.gpu, GPUS)
         figures |= {
@@ -231,12 +232,16 @@ def _figures(what_if: WhatIf) -> dict[str, Figure]:
             "gpu.attention-efficiency": gpu.attention,
             "gpu.attention-tokens": ATTENTION_TOKENS,
         }
-        link = find("link", what_if.link or gpu.link, LINKS)
+        link = link_of(gpu, what_if.link)
     figures |= {"link.h2d": link.h2d, "link.d2h": link.d2h}
     gpus = what_if.gpu.lower() != NO_GPU
     between = networks_of(what_if.networks, what_if.several, gpus=gpus)
     figures |= network_figures(between, what_if.several, (link.h2d, link.d2h) if gpus else None)
-    known = {*figures, *_OF_DRIVES}
+    lanes = {"cpu.drives": cpu.drives, "cpu.chipset": CHIPSET} if cpu.drives else {}
+    drives = sum(len(drives_of(text)) for text in what_if.ssds)
+    if cpu.drives and drives > what_if.figures.get("cpu.drives", cpu.drives.value):
+        figures |= lanes
+    known = {*figures, *lanes, *_OF_DRIVES}
     for name, value in what_if.figures.items():
         if name not in known:
             raise UsageError(nearest(f"--figure {name}: there is no such figure", name, known))
@@ -245,6 +250,10 @@ def _figures(what_if: WhatIf) -> dict[str, Figure]:
     for name in _FRACTIONS:
         if name in figures and figures[name].value > 1:
             raise UsageError(f"--figure {name}={figures[name].value:g}: it is a fraction, at most 1")
+    if (direct := what_if.figures.get("cpu.drives", 0.0)) % 1:
+        raise UsageError(f"--figure cpu.drives={direct:g}: drives are counted whole")
+    if (cores := figures["cpu.cores"].value) < 1 or cores % 1:
+        raise UsageError(f"--figure cpu.cores={cores:g}: a processor has whole cores, at least one")
     if "gpu.memory" in figures and figures["gpu.memory"].value <= figures["gpu.reserve"].value:
         raise UsageError("--figure gpu.memory: no more than gpu.reserve, so nothing is left for a plan")
     return figures
@@ -276,6 +285,8 @@ def _machine(what_if: WhatIf, drives: Sequence[Drive], figures: Mapping[str, Fig
     moved = figures["cpu.memory-bandwidth"].value * figures["cpu.memory-efficiency"].value / each
     copy = ELEMENT_BYTES[what_if.precision]
     passing = moved if emulated else figures["gpu.memory-bandwidth"].value
+    a_byte = 1 / figures["cpu.drive-bandwidth"].value if emulated else 0.0
+    """Core-seconds that compute goes without while drives move one."""
     return Machine(
         name=what_if.several.name(cpu if emulated else f"{gpu}, {cpu}"),
         cores=cores,
@@ -310,18 +321,37 @@ def _machine(what_if: WhatIf, drives: Sequence[Drive], figures: Mapping[str, Fig
                 free_bytes=round(what_if.figures.get("ssd.capacity", drive.size.capacity) / each),
                 engine="io_uring",
                 frontier=(
-                    MixedBandwidth(read=what_if.figures.get("ssd.read", drive.size.read.value) / each, write=0.0),
-                    MixedBandwidth(
-                        read=0.0, write=what_if.figures.get("ssd.write", drive.size.sustained_write.value) / each
-                    ),
+                    MixedBandwidth(read=read / each, write=0.0),
+                    MixedBandwidth(read=0.0, write=write / each),
                 ),
+                read_cores=read / each * a_byte,
+                write_cores=write / each * a_byte,
                 endurance_bytes=round(what_if.figures.get("ssd.endurance", drive.size.endurance.value) / each),
             )
-            for number, drive in enumerate(drives)
+            for number, (drive, read, write) in enumerate(
+                zip(drives, *(_of_each_drive(what_if, drives, figures)), strict=True)
+            )
         ),
         network=network(figures, what_if.several, passing),
         figures="estimated",
     )
+
+
+def _of_each_drive(
+    what_if: WhatIf, drives: Sequence[Drive], figures: Mapping[str, Figure]
+) -> tuple[list[float], list[float]]:
+    """Bytes/s that each drive reads, and writes. The fastest have lanes of their own; the others share the chipset's
+    link each way."""
+    reads = [what_if.figures.get("ssd.read", drive.size.read.value) for drive in drives]
+    writes = [what_if.figures.get("ssd.write", drive.size.sustained_write.value) for drive in drives]
+    if "cpu.chipset" in figures:
+        direct = round(figures["cpu.drives"].value)
+        behind = sorted(range(len(drives)), key=lambda number: -reads[number])[direct:]
+        for rates in (reads, writes):
+            part = min(1.0, figures["cpu.chipset"].value / sum(rates[number] for number in behind))
+            for number in behind:
+                rates[number] *= part
+    return reads, writes
 
 
 DRAWN_BYTES = 8.0

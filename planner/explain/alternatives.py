@@ -174,10 +174,10 @@ class _Comparison:
 
     def _schedule(self, name: str, fixed: FixedChoices, candidates: list[Candidate] | None = None) -> Compared:
         """A way of training within the plan's budgets; where none fits, with all on ssd, and what it would need."""
-        fitter = Fitter(self.model, self.machine, self.budget, fixed)
+        fitter = self._fitter(fixed)
         limits = self.chosen.branch.limits
         if (fixed.schedule, fixed.recompute) != (self.fixed.schedule, self.fixed.recompute):
-            limits = replace(limits, host_bytes=self.budget.host, parameter_buffers=0.0, checkpoint_buffers=0.0)
+            limits = replace(limits, host_bytes=self.budget.host, parameter_buffers=(), checkpoint_buffers=0.0)
         for candidate in candidates or self._alike():
             branch = Branch(self._with_room(fixed), limits)
             found = fitter.glance(candidate, branch), fitter.resident_sketch(candidate, [branch])
@@ -187,6 +187,14 @@ class _Comparison:
                 return min(rows, key=lambda row: row.step_seconds or inf)
         candidate = (candidates or [self.candidate])[0]
         return self._endless(name, candidate, replace(fixed, parameters=0.0, optimizer=0.0, checkpoints=0.0))
+
+    def _fitter(self, fixed: FixedChoices) -> Fitter:
+        """Within the plan's budgets. What passes through memory depends neither on delays nor on what is saved."""
+        fitter = Fitter(self.model, self.machine, self.budget, fixed)
+        own = self.fixed
+        if replace(fixed, delay_ratio=own.delay_ratio, recompute=own.recompute) == own:
+            fitter.pipelines = self.fitter.pipelines
+        return fitter
 
     def _with_room(self, fixed: FixedChoices) -> FixedChoices:
         """What the device may keep of the plan, unless that is everything, it may keep of its neighbours."""
@@ -311,13 +319,14 @@ class _Comparison:
         """The vertical schedule beside its own pipeline's buffers, by the same rule, checkpoints after parameters."""
         branches = self.fitter.branches(self.candidate)
         limits = branches[-1].limits
-        left = limits.host_bytes - limits.parameter_buffers - limits.checkpoint_buffers
+        left = limits.host_bytes - limits.buffers
         checkpoint_bytes = self._checkpoint_bytes - limits.checkpoint_buffers
         given = self.fixed.checkpoints
         if left < 0:  # all on ssd, they take fewer buffers
             limits, given = branches[0].limits, branches[0].fixed.checkpoints
-            left = limits.host_bytes - limits.parameter_buffers - limits.checkpoint_buffers
-        parameters, left = _share(left, self._parameter_bytes - limits.parameter_buffers, self.fixed.parameters)
+            left = limits.host_bytes - limits.buffers
+        passing = limits.buffers - limits.checkpoint_buffers
+        parameters, left = _share(left, self._parameter_bytes - passing, self.fixed.parameters)
         checkpoints, left = _share(left, checkpoint_bytes, given)
         optimizer, left = _share(left, self._optimizer_bytes, self.fixed.optimizer)
         choices = replace(

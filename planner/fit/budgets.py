@@ -64,8 +64,9 @@ class Needs:
         return int(getattr(self, _FIELDS[constraint]))
 
 
-def reduced(limits: Limits, over: dict[Constraint, int]) -> Limits:
-    """Limits reduced by what was too much."""
+def reduced(limits: Limits, over: dict[Constraint, int], push: float = 1.0) -> Limits:
+    """Limits reduced by what was too much; of the device `push` times that, for it keeps whole states and pairs, and
+    gives none of them back for a few bytes."""
 
     def smaller(limit: float | None, excess: int) -> float | None:
         return limit if limit is None or not excess else max(limit - excess, 0.0)
@@ -75,7 +76,7 @@ def reduced(limits: Limits, over: dict[Constraint, int]) -> Limits:
         host_bytes=limits.host_bytes - over.get("host memory", 0),
         ssd_bytes=smaller(limits.ssd_bytes, over.get("ssd space", 0)),
         ssd_write_bytes=smaller(limits.ssd_write_bytes, over.get("ssd writes", 0)),
-        device_bytes=smaller(limits.device_bytes, over.get("device memory", 0)),
+        device_bytes=smaller(limits.device_bytes, round(push * over.get("device memory", 0))),
     )
 
 

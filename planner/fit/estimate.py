@@ -18,6 +18,10 @@ from ..predict.peaks import Peaks, predict_peaks
 from ..predict.shortened import shortened
 from ..program.placement import footprint
 from .budgets import Candidate, Needs
+from .transit import bookkeeping_of
+
+KEPT = (2, 6)
+"""As many of the last schedules of whole and of shortened models are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class Builder:
 
     def __init__(self, model: Model) -> None:
         self.model, self.short = model, shortened(model)
-        self._built: deque[tuple[Model, Decision, Schedule]] = deque(maxlen=2)
+        self._whole, self._short = (deque[tuple[Model, Decision, Schedule]](maxlen=kept) for kept in KEPT)
 
     def build(self, candidate: Candidate, decision: Decision) -> Fitted:
         """A decision with its schedule, and what they take exactly."""
@@ -48,12 +52,13 @@ class Builder:
         return Fitted(candidate, decision, schedule, peaks, _needs(schedule, peaks))
 
     def schedule(self, model: Model, decision: Decision) -> Schedule:
-        """The schedule of a decision; the last two are kept, for what was estimated is often simulated next."""
-        for known, decided, schedule in self._built:
+        """The schedule of a decision; the last are kept, for what was estimated is often simulated next."""
+        built = self._whole if model is self.model else self._short
+        for known, decided, schedule in built:
             if known == model and decided == decision:
                 return schedule
         schedule = build_schedule(model, decision)
-        self._built.append((model, decision, schedule))
+        built.append((model, decision, schedule))
         return schedule
 
     def in_short(self, decision: Decision) -> Schedule:
@@ -62,30 +67,55 @@ class Builder:
         return self.schedule(self.short, _all_or_nothing(decision) if fewer else decision)
 
     def estimate(self, decision: Decision) -> Needs:
-        """What a decision takes, from the schedule of a shortened model and the program's forms for the rest."""
-        dropped = len(self.model.layers) - len(self.short.layers)
-        less = _all_or_nothing(decision) if dropped else decision
+        """What a decision takes: `at_least`, and what rounding and bookkeeping of the layers that are left out may add:
+        every form of a state is taken to be rounded up as far as can be, and so is every checkpoint."""
+        least, peaks = self._at_least(decision)
+        if len(self.short.layers) == len(self.model.layers):
+            return least
+        rounding = self._rounding(decision)
+        return Needs(
+            host=least.host + rounding + bookkeeping_of(peaks, self.model, self.short) - peaks.bookkeeping,
+            device=least.device,
+            ssd=least.ssd + rounding,
+            writes=least.writes + rounding,
+        )
+
+    def at_least(self, decision: Decision) -> Needs:
+        """What a decision takes at least, from the schedule of a shortened model and the program's forms for the
+        rest."""
+        return self._at_least(decision)[0]
+
+    def _at_least(self, decision: Decision) -> tuple[Needs, Peaks]:
+        """The same, and the peaks of the shortened model."""
+        fewer = len(self.short.layers) < len(self.model.layers)
+        less = _all_or_nothing(decision) if fewer else decision
         schedule = self.in_short(decision)
         peaks = predict_peaks(schedule, self.short, less)
         built = _needs(schedule, peaks)
-        if not dropped:
-            return built
+        if not fewer:
+            return built, peaks
         whole, part = footprint(self.model, decision), footprint(self.short, less)
-        kept = peaks.kept * (len(self.model.layers) - 2) // (len(self.short.layers) - 2)  # most ops are of blocks
-        bookkeeping = max(kept + peaks.passing, peaks.loading) - peaks.bookkeeping
+        needs = Needs(
+            host=built.host + round(whole.host_bytes - part.host_bytes),
+            device=built.device + round(whole.device_bytes - part.device_bytes),
+            ssd=built.ssd + round(whole.ssd_bytes - part.ssd_bytes),
+            writes=built.writes + round(whole.ssd_write_bytes - part.ssd_write_bytes),
+        )
+        return needs, peaks
+
+    def _rounding(self, decision: Decision) -> int:
+        """Bytes that whole grains and pages take at most beside the states and checkpoints that are left out."""
+        states, dropped = (
+            len(whole) - len(part)
+            for whole, part in ((self.model.states, self.short.states), (self.model.layers, self.short.layers))
+        )
         # Every form of a state is cut to whole grains, every activation checkpoint to whole pages.
-        states = len(self.model.states) - len(self.short.states)
         each = GRADIENT_BYTES + max(decision.parameters_of(state).element_bytes for state in self.model.states)
         largest = max(decision.formats_of(state).range_bytes(GRAIN) for state in self.model.states)
         rounding = states * (largest + GRAIN * each)
         if 0.0 < decision.checkpoint_host < 1.0:
             rounding += dropped * decision.micro_batches * PAGE
-        return Needs(
-            host=built.host + round(whole.host_bytes - part.host_bytes) + rounding + bookkeeping,
-            device=built.device + round(whole.device_bytes - part.device_bytes),
-            ssd=built.ssd + round(whole.ssd_bytes - part.ssd_bytes) + rounding,
-            writes=built.writes + round(whole.ssd_write_bytes - part.ssd_write_bytes) + rounding,
-        )
+        return rounding
 
 
 def _unlike_ranks(model: Model, decision: Decision) -> list[int]:

@@ -22,19 +22,27 @@ from ..program.choices import Aim, FixedChoices, KeptShares, Limits
 from ..program.placement import ProgramResult, footprint
 from ..program.program import solve_program
 from .budgets import UNLIMITED, Candidate, Constraint, Needs, Room, in_memory, reduced
+from .decided import decision_of
 from .estimate import Builder
-from .found import Branch, Sketch, Solved
-from .kept import everything, keeps, may_keep_everything, parameter_bytes, whole_states
+from .found import Branch, Sketch, Solved, fastest
+from .kept import everything, keeps, may_keep_everything, parameter_bytes
+from .lean import Lean, first_within, leanest_of
 from .pace import ROOM, Pace, paces, with_less_on_device
-from .transit import MEASURED, Pipelines
+from .transit import MEASURED, Pipelines, saved_in_transit
+from .whole import best_whole_states
 
-ROUNDS = 5
+ROUNDS, HARDER = 5, 4.0
+"""Attempts, and how many times as much as before is taken off the device's limit when it was too much again."""
+LESS_HIDDEN = 0.99
+"""Of a program's seconds: a pace that hides less is taken where its program takes no more."""
 SPARE = 0.005
 """A host budget with less than this share unused is used."""
-NEAR = SPARE / 8
-"""So much less than what would do is tried after too much, for rounding may be against it."""
+SURE, NEAR = SPARE / 4, SPARE / 8
+"""So much less than what would do is tried first, and after too much, for rounding may be against it."""
 DOUBTFUL = 2
 """Estimates that are too much before the leanest is looked at; most that fits does with the first or the second."""
+FAR = 0.98
+"""What this share of an estimate exceeds is not rounding."""
 ROOMY = 10
 """Times the host memory of a pipeline of states on ssd. With less the device keeps parameters alone, so that the least
 budget is that of the leanest plan, which knows nothing else there."""
@@ -51,7 +59,7 @@ class Fitter:
         self.shortest = with_less_on_device(self.tight, fixed)[-1:]
         self.builder = Builder(model)
         self.pipelines = Pipelines(model, self.builder.short, self._spilled)
-        self._leanest: dict[Candidate, tuple[Solved, ...]] = {}
+        self._leanest: dict[tuple[Candidate, Recompute], tuple[Lean, ...]] = {}
         self._programs: dict[Hashable, ProgramResult | None] = {}
         self._sketches: dict[tuple[int, Pace], Sketch] = {}
 
@@ -75,13 +83,12 @@ class Fitter:
         kept there."""
         found = []
         for checkpoints in (0.0, None) if self.fixed.checkpoints is None else (self.fixed.checkpoints,):
-            mixed = checkpoints != 0.0
-            pipeline = self.pipelines.at(candidate.micro_batch_size, candidate.micro_batches, mixed=mixed)
+            pipeline = self.pipelines.at(candidate, mixed=checkpoints != 0.0)
             unified, fixed = self.fixed.unified_memory, replace(self.fixed, checkpoints=checkpoints)
-            if self.budget.host < ROOMY * (pipeline.constant + pipeline.parameters + pipeline.checkpoints):
+            if self.budget.host < ROOMY * pipeline.host:
                 fixed = replace(fixed, updates_there=False, checkpoints_device=self.fixed.checkpoints_device or 0.0)
             limits = Limits(
-                host_bytes=self.budget.host - pipeline.constant - (pipeline.device if unified else 0),
+                host_bytes=(1 - SURE) * self.budget.host - pipeline.constant - (pipeline.device if unified else 0),
                 ssd_bytes=self.budget.ssd,
                 ssd_write_bytes=None if self.budget.writes == UNLIMITED else self.budget.writes,
                 device_bytes=None if unified else self._spare_on_device(pipeline.device),
@@ -91,14 +98,13 @@ class Fitter:
             found.append(Branch(fixed, limits))
         return found
 
-    def branches_at_most(self, candidate: Candidate) -> list[Branch]:
-        """The same with all of the host budget, as if the estimate of the buffers were too careful."""
-        host = self.budget.host
-        return [replace(each, limits=replace(each.limits, host_bytes=host)) for each in self.branches(candidate)]
+    def at_most(self, branches: Sequence[Branch]) -> list[Branch]:
+        """`branches` with all of the host budget, as if the estimate of the buffers were too careful."""
+        return [replace(each, limits=replace(each.limits, host_bytes=self.budget.host)) for each in branches]
 
     def has_room(self, candidate: Candidate, part: float = 1.0) -> bool:
         """Whether a part of the device has room for the pipeline, by its estimate, which may be a little too much."""
-        pipeline = self.pipelines.at(candidate.micro_batch_size, candidate.micro_batches, mixed=False)
+        pipeline = self.pipelines.at(candidate, mixed=False)
         return self.fixed.unified_memory or pipeline.device <= part * self.budget.device
 
     def _paces(self, candidate: Candidate) -> tuple[tuple[Pace, ...], tuple[Pace, ...]]:
@@ -120,6 +126,10 @@ class Fitter:
         usuals, tight = self._paces(candidate)
         for pace, branch in product(usuals, branches):
             solved = self._approach(candidate, branch, pace, "seconds", self.budget)
+            if solved is not None and solved.branch.limits.saved_in_transit:
+                # It saves less for want of room; shorter chunks leave more, and hide less.
+                below = solved.program.seconds * LESS_HIDDEN
+                return self._approach(candidate, branch, tight[0], "seconds", self.budget, below) or solved
             if solved is not None:
                 return solved
         if not self._hopeless(candidate):
@@ -127,18 +137,15 @@ class Fitter:
                 solved = self._approach(candidate, branch, pace, aim, self.budget)
                 if solved is not None:
                     return solved
-        leanest = self.leanest(candidate)
-        return next((solved for solved in leanest if not solved.fitted.needs.over(self.budget)), None)
+        return first_within(self.leanest(candidate), self.budget)
 
     def paced(self, candidate: Candidate, branches: Sequence[Branch], pace: Pace) -> Solved | None:
         """The same at that one of `others`, for whoever can tell which is the fastest: the program knows no pace."""
         found = (self._approach(candidate, branch, pace, "seconds", self.budget) for branch in branches)
         return next((solved for solved in found if solved), None)
 
-    def seconds_with(self, solved: Solved, host_bytes: int) -> float:
-        """The program's seconds with so many more bytes of host memory than it had, or fewer."""
-        candidate, limits = solved.fitted.candidate, solved.branch.limits
-        branch = replace(solved.branch, limits=replace(limits, host_bytes=limits.host_bytes + host_bytes))
+    def seconds(self, candidate: Candidate, branch: Branch) -> float:
+        """The program's seconds of a step with whole states; infinite where it has no placement."""
         program = self._program(candidate, self._whole_states(candidate, branch, "seconds"), "seconds")
         return program.seconds if program else inf
 
@@ -150,8 +157,7 @@ class Fitter:
     def leaner(self, candidate: Candidate, branch: Branch, host: int, below: float) -> Solved | None:
         """The fastest decision by a branch within `host`, as a plan for all of the host budget; None where by the
         program a step takes `below` seconds or more."""
-        program = self._program(candidate, self._whole_states(candidate, branch, "seconds"), "seconds")
-        if program is not None and program.seconds >= below:
+        if below <= self.seconds(candidate, branch) < inf:
             return None
         solved = self._approach(candidate, branch, self.usual, "seconds", self.budget.changed("host memory", host))
         if solved is None:
@@ -181,16 +187,17 @@ class Fitter:
 
     def least(self, candidate: Candidate, constraint: Constraint) -> int | None:
         """The least of one budget with which `solve` succeeds, the others as they are; None when they rule it out."""
-        budget, leanest = self.budget.without(constraint), [each.fitted.needs for each in self.leanest(candidate)]
-        if all(in_memory(needs.over(budget)) for needs in leanest):
+        budget, ways = self.budget.without(constraint), self.leanest(candidate)
+        if all(in_memory(way.at_least.over(budget)) for way in ways):
             return None
-        found = [needs for needs in leanest if not needs.over(budget)]
+        leanest = leanest_of(ways, constraint, budget)
+        found = [leanest.of(constraint)] if leanest else []
         if constraint in ("ssd space", "ssd writes"):
             aim: Aim = "ssd space" if constraint == "ssd space" else "ssd writes"
             for branch in self.branches(candidate):
                 solved = self._approach(candidate, branch, self.tight, aim, budget)
-                found += [solved.fitted.needs] if solved else []
-        return min((needs.of(constraint) for needs in found), default=None)
+                found += [solved.fitted.needs.of(constraint)] if solved else []
+        return min(found, default=None)
 
     def least_beside(self, solved: Solved) -> dict[Room, tuple[int, float]]:
         """Each kind of room -> about the least of it with which the candidate of `solved` still
@@ -234,21 +241,26 @@ class Fitter:
             aims.append("ssd space")
         return tuple(aims)
 
-    def _approach(self, candidate: Candidate, branch: Branch, pace: Pace, aim: Aim, budget: Needs) -> Solved | None:
-        """Of what fits by the estimate the fastest, or for another aim the last: build, compare, and again."""
+    def _approach(
+        self, candidate: Candidate, branch: Branch, pace: Pace, aim: Aim, budget: Needs, below: float = inf
+    ) -> Solved | None:
+        """Of what fits by the estimate the fastest, or for another aim the last: build, compare, and again. Nothing
+        where by the program a step takes `below` seconds or more."""
         placements = self._placements(candidate, branch, pace, aim, budget)
         fitting = [(sketch.program, found) for sketch, found in placements if not sketch.needs.over(budget)]
         if not fitting:
             return None
-        best, found = min(fitting, key=lambda each: each[0].seconds) if aim == "seconds" else fitting[-1]
-        for _ in range(ROUNDS):
+        best, found = fastest(fitting) if aim == "seconds" else fitting[-1]
+        if best.seconds >= below:
+            return None
+        for number in range(ROUNDS):
             fitted = self.builder.build(candidate, self._decision(candidate, best, pace))
             over = fitted.needs.over(budget)
             if not over:
                 return Solved(fitted, best, found)
             if "device memory" in over and not keeps(best):
                 break
-            found = replace(found, limits=reduced(found.limits, over))
+            found = replace(found, limits=reduced(found.limits, over, HARDER**number))
             again = self._program(candidate, self._whole_states(candidate, found, aim), aim)
             if again is None:
                 break
@@ -265,16 +277,15 @@ class Fitter:
             limits = replace(limits, ssd_write_bytes=None)  # as little as can be, so only the exact figure counts
         elif aim == "ssd space":
             limits = replace(limits, ssd_bytes=None)
-        fits = False
-        kept, broken, refused, push = -inf, inf, -inf, 1.0
+        guessed, fits, kept, broken, refused, push, harder = True, False, -inf, inf, -inf, 1.0, 1.0
         """The most that was found not to be too much, the least that was, what no placement has room in, and how hard
         to lean on what is too much."""
-        for number in range(ROUNDS):
+        for _ in range(ROUNDS):
             attempt = self._whole_states(candidate, Branch(branch.fixed, limits), aim)
             program = self._program(candidate, attempt, aim)
             if program is None:
-                if not number:
-                    limits = replace(limits, host_bytes=budget.host)  # perhaps the guess was too careful
+                if guessed:
+                    guessed, limits = False, replace(limits, host_bytes=budget.host)  # perhaps it was too careful
                     continue
                 refused = limits.host_bytes
                 if fits or not refused < broken < inf or broken - refused < SPARE * budget.host:
@@ -285,7 +296,14 @@ class Fitter:
             over = sketch.needs.over(budget)
             if "device memory" in over and not keeps(program):
                 break
-            fits = fits or not over
+            if "host memory" in over and program.saved and not limits.saved_in_transit:
+                # The program knew nothing of what saved activations take on their way to ssd: now it does.
+                pairs = saved_in_transit(self.builder.in_short(sketch.decision), self.model, sketch.decision)
+                if pairs:
+                    limits = replace(limits, host_bytes=branch.limits.host_bytes, saved_in_transit=pairs)
+                    guessed = True
+                    continue
+            guessed, fits = False, fits or not over
             yield sketch, Branch(branch.fixed, limits)
             spare = budget.host - sketch.needs.host
             if spare < 0:
@@ -301,28 +319,27 @@ class Fitter:
             least = max(kept, refused)
             if not least <= wanted < broken or wanted == refused:
                 wanted = (least + broken) / 2
-            limits = replace(reduced(limits, over), host_bytes=wanted)
+            limits = replace(reduced(limits, over, harder), host_bytes=wanted)
+            harder *= HARDER if "device memory" in over else 1.0
 
     def _whole_states(self, candidate: Candidate, branch: Branch, aim: Aim) -> Branch:
-        """`branch` with what the device keeps decided, as whole states: what the program takes of each class, cut to
-        as many states as that is room for."""
+        """`branch` with what the device keeps decided, as whole states."""
         if branch.fixed.kept is not None or not (self.fixed.unified_memory or branch.limits.device_bytes is not None):
             return branch
-        program = self._program(candidate, branch, aim)
-        kept, inputs = whole_states(self.model, program) if program else ({}, 0.0)
-        return replace(branch, fixed=replace(branch.fixed, kept=kept, checkpoints_device=inputs))
+        return best_whole_states(self.model, branch, lambda branch: self._program(candidate, branch, aim))
 
     def sketch(self, candidate: Candidate, branches: Sequence[Branch]) -> Sketch | None:
-        """About what `solve` would find, by the same attempts on the shortened model alone, each taken as soon as it
-        fits."""
+        """About what `solve` would find, by the same attempts on the shortened model alone."""
         tried = 0
         for branch, pace, aim in self._attempts(candidate, branches):
+            fitting = list[tuple[ProgramResult, Sketch]]()
             for sketch, _ in self._placements(candidate, branch, pace, aim, self.budget):
                 if not sketch.needs.over(self.budget):
-                    return sketch
-                tried += 1
-                if tried == DOUBTFUL and self._hopeless(candidate):
+                    fitting.append((sketch.program, sketch))
+                elif (tried := tried + 1) == DOUBTFUL and not fitting and self._hopeless(candidate):
                     return None
+            if fitting:
+                return fastest(fitting)[1] if aim == "seconds" else fitting[-1][1]
         return next((each for each in self._lean_sketches(candidate) if not each.needs.over(self.budget)), None)
 
     def _attempts(self, candidate: Candidate, branches: Sequence[Branch]) -> Iterator[tuple[Branch, Pace, Aim]]:
@@ -343,6 +360,10 @@ class Fitter:
         found = (each for way in ways for each, _ in self._placements(candidate, *way, "seconds", self.budget))
         return next((each for each in found if not each.needs.over(self.budget)), None)
 
+    def far_too_large(self, candidate: Candidate) -> bool:
+        """Whether by the estimate even the leanest takes clearly more of the device than there is."""
+        return all(FAR * each.needs.device > self.budget.device for each in self._lean_sketches(candidate))
+
     def _hopeless(self, candidate: Candidate) -> bool:
         """Whether by the estimate even the leanest takes too much memory."""
         return all(in_memory(sketch.needs.over(self.budget)) for sketch in self._lean_sketches(candidate))
@@ -352,23 +373,29 @@ class Fitter:
         layers that to keep all of a kind may take less than to pass it through, what it finds. `every`: also what takes
         least of the device where that has room for more."""
         if len(self.model.layers) <= 2 * ENDS:
-            solved = self.leanest(candidate)
+            solved = (each.solved for each in self.leanest(candidate))
             return [Sketch(each.program, each.fitted.decision, each.fitted.needs) for each in solved]
         ways = (self.fixed.kept, *self._kept_ways(candidate)[-1:])
         found = [(self._corner(candidate, 0, 0, 0, kept), self.tight) for kept in ways]
         found += [(found[0][0], pace) for pace in (self.shortest if every else self._paces(candidate)[1][1:])]
         return [self._sketched(candidate, *each) for each in found]
 
-    def leanest(self, candidate: Candidate) -> tuple[Solved, ...]:
+    def leanest(self, candidate: Candidate) -> tuple[Lean, ...]:
         """What a tight budget ends in: everything at one end or the other, and all updates prompt or delayed, whichever
         takes least host memory; once for each way to use the device: for no parameters between their uses, for those of
         both ends of the model, and for as many as there is room for; and where it has no room, for one layer alone."""
-        if candidate not in self._leanest:
+        key = candidate, self._leanly
+        if key not in self._leanest:
             ways = [(kept, self.tight) for kept in (self.fixed.kept, *self._kept_ways(candidate))]
             least = self.shortest if len(self.model.layers) <= 2 * ENDS else self._paces(candidate)[1][1:]
             ways += [(self.fixed.kept, pace) for pace in least]
-            self._leanest[candidate] = tuple(self._find_leanest(candidate, *way) for way in ways)
-        return self._leanest[candidate]
+            self._leanest[key] = tuple(self._find_leanest(candidate, *way) for way in ways)
+        return self._leanest[key]
+
+    @property
+    def _leanly(self) -> Recompute:
+        """What backward recomputes in what is leanest."""
+        return self.fixed.recompute if self.fixed.recompute in ("none", "paper") else "all"
 
     def _kept_ways(self, candidate: Candidate) -> list[Mapping[str, KeptShares]]:
         if self.fixed.kept is not None or self._spare_on_device(0.0) is None:
@@ -391,7 +418,7 @@ class Fitter:
             most = whole if needs.device <= self.budget.device else most
         return [ends] if most == ends else [ends, most]
 
-    def _find_leanest(self, candidate: Candidate, kept: Mapping[str, KeptShares] | None, pace: Pace) -> Solved:
+    def _find_leanest(self, candidate: Candidate, kept: Mapping[str, KeptShares] | None, pace: Pace) -> Lean:
         few = replace(candidate, micro_batches=min(candidate.micro_batches, max(MEASURED)))
         delays = (0, 1) if self.fixed.delay_ratio is None else (0,)  # of no effect where it is decided
         best: tuple[int, int, tuple[int, int, int, int]] | None = None
@@ -406,7 +433,7 @@ class Fitter:
         optimizer, parameters, checkpoints, delay = best[2]
         program = self._corner(candidate, optimizer, parameters, checkpoints, kept, delay)
         branch = Branch(replace(self.fixed, kept=kept), Limits(program.host_bytes + PAGE))
-        return Solved(self.builder.build(candidate, self._decision(candidate, program, pace)), program, branch)
+        return Lean(self.builder, candidate, self._decision(candidate, program, pace), program, branch)
 
     def _corner(
         self,
@@ -425,7 +452,7 @@ class Fitter:
             optimizer=optimizer if fixed.optimizer is None else fixed.optimizer,
             checkpoints=checkpoints if fixed.checkpoints is None else fixed.checkpoints,
             kept=kept,
-            recompute=fixed.recompute if fixed.recompute in ("none", "paper") else "all",
+            recompute=self._leanly,
         )
         program = self._program(candidate, Branch(choices, Limits(UNLIMITED)), "host memory")
         assert program is not None, "no limit, and still no placement"
@@ -434,13 +461,8 @@ class Fitter:
     def _program(self, candidate: Candidate, branch: Branch, aim: Aim) -> ProgramResult | None:
         """What solves the program, or None; kept, for the paces and the attempts of one candidate begin alike."""
         kept = branch.fixed.kept
-        key = (
-            candidate,
-            branch.limits,
-            replace(branch.fixed, kept=None),
-            None if kept is None else tuple(kept.items()),
-            aim,
-        )
+        shares = None if kept is None else tuple(kept.items())
+        key = candidate, branch.limits, replace(branch.fixed, kept=None), shares, aim
         if key not in self._programs:
             self._programs[key] = solve_program(
                 self.model,
@@ -454,33 +476,7 @@ class Fitter:
         return self._programs[key]
 
     def _decision(self, candidate: Candidate, program: ProgramResult, pace: Pace) -> Decision:
-        return Decision(
-            schedule=self.fixed.schedule,
-            optimizer="mezo" if self.fixed.zeroth_order else "muon" if self.model.muon else "adamw",
-            zeroth_order=self.fixed.zeroth_order,
-            optimizer_states=self.fixed.formats.moments,
-            masters=self.fixed.formats.masters,
-            clip_grad_norm=self.fixed.clip_grad_norm,
-            precision=self.model.precision,
-            micro_batch_size=candidate.micro_batch_size,
-            micro_batches=candidate.micro_batches,
-            sequence_length=self.model.sequence_length,
-            delay_ratio=program.delay_ratio,
-            placement=program.placement,
-            checkpoint_host=program.checkpoint_host,
-            checkpoint_device=program.checkpoint_device,
-            recompute="part" if program.saved else "all",
-            saved=program.saved,
-            update_chunk_elements=pace.chunk_elements,
-            update_lookahead=pace.lookahead,
-            host_budget_bytes=self.budget.host,
-            device_budget_bytes=self.budget.device,
-            unified_memory=self.fixed.unified_memory,
-            ranks=self.fixed.ranks,
-            matrices_on_device=True if self.fixed.matrices_on_device else None,
-            exchange_behind=pace.behind and self.fixed.schedule == "vertical",
-            overlap=pace.overlap,
-        )
+        return decision_of(self.model, self.budget, self.fixed, candidate, program, pace)
 
     def _sketched(self, candidate: Candidate, program: ProgramResult, pace: Pace) -> Sketch:
         """The estimate of a program that `_program` keeps, which is what tells it from others; kept too."""

@@ -1,14 +1,17 @@
 """What fitting is given and what it finds: branches, decisions that are built, and decisions that are estimated.
 
-Owns these records alone.
+Owns these records, and which of several answers of the program is the best.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ssdplan.plans.documents.plan import Decision
 
 from ..program.choices import FixedChoices, Limits
 from ..program.placement import ProgramResult
+from ..program.program import NEGLIGIBLE
 from .budgets import Needs
 from .estimate import Fitted
 
@@ -38,3 +41,13 @@ class Sketch:
     program: ProgramResult
     decision: Decision
     needs: Needs
+
+
+Given = TypeVar("Given")
+
+
+def fastest(fitting: Sequence[tuple[ProgramResult, Given]]) -> tuple[ProgramResult, Given]:
+    """Of programs' answers, and what belongs to each, the fastest; of about equally fast ones that which writes least
+    to ssd, as a program itself decides."""
+    most = min(program.seconds for program, _ in fitting) * (1 + NEGLIGIBLE)
+    return min((each for each in fitting if each[0].seconds <= most), key=lambda each: each[0].ssd_write_bytes)

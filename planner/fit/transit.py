@@ -4,6 +4,7 @@ Owns that estimate, from a few small schedules that are really built. It only le
 whether a decision keeps its budgets is read from its own schedule.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -12,15 +13,28 @@ from ssdplan.plans.documents.plan import Decision
 from ssdplan.plans.documents.profile import Model
 from ssdplan.plans.documents.state_layout import checkpoint_bytes
 from ssdplan.plans.graph.contents import ROLES, Role
-from ssdplan.plans.graph.ops import TIERS, Schedule, Tier
+from ssdplan.plans.graph.ops import TIERS, Buffer, Schedule, Tier, Transfer
 from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.schedule.saved import saved_bytes
 from ssdplan.plans.units import whole_pages
 
-from ..predict.peaks import workspace_bytes
+from ..predict.peaks import Peaks, predict_peaks, workspace_bytes
+from .budgets import Candidate
 
 SHARED: Literal["shared"] = "shared"
 """In place of a role: what slots of different stages save by sharing bytes, as negative bytes."""
-Holder = Role | Literal["shared"]
+BOOKKEEPING: Literal["bookkeeping"] = "bookkeeping"
+"""In place of a role: what a run keeps of its operations, and loads weights through."""
+
+
+@dataclass(frozen=True, slots=True)
+class InTransit:
+    """In place of a role: parameters of that class on their way."""
+
+    state_class: str
+
+
+Holder = Role | InTransit | Literal["shared", "bookkeeping"]
 MEASURED = (1, 2, 6)
 """Numbers of micro-batches that are built; from two on everything grows linearly."""
 
@@ -31,12 +45,18 @@ class Pipeline:
 
     constant: float
     """On host, whatever the placement."""
-    parameters: float
-    """On host besides, when all parameters live on ssd; in proportion to the fraction that does."""
+    parameters: tuple[tuple[str, float], ...]
+    """On host besides, for each class of states when all of its parameters live on ssd; in proportion to the fraction
+    that does."""
     checkpoints: float
     """On host besides, when all activation checkpoints live on ssd; in proportion to the fraction that does."""
     device: float
     """The device's peak."""
+
+    @property
+    def host(self) -> float:
+        """When all lives on ssd."""
+        return self.constant + sum(nbytes for _, nbytes in self.parameters) + self.checkpoints
 
 
 class Pipelines:
@@ -47,29 +67,41 @@ class Pipelines:
         all else on ssd; `short` is the model that schedules are built of."""
         self.model, self.short, self.decide = model, short, decide
         self.size = min(model.micro_batch_sizes)
+        self._layers = Counter(model.states[index].state_class for layer in model.layers for index in layer.states)
+        """Class of states -> how many times layers have one of it."""
         self._measured: dict[tuple[int, float], dict[tuple[Tier, Holder], int]] = {}
 
-    def at(self, micro_batch_size: int, n: int, *, mixed: bool) -> Pipeline:
+    def at(self, candidate: Candidate, *, mixed: bool) -> Pipeline:
         """`mixed`: activation checkpoints may lie on host and on ssd; otherwise all on ssd, which takes fewer slots."""
+        micro_batch_size, n = candidate.micro_batch_size, candidate.micro_batches
         scale = checkpoint_bytes(self.model, micro_batch_size) / checkpoint_bytes(self.model, self.size)
 
         def host(role: Holder, fraction: float) -> float:
             return self._linear(n, fraction, "host", role)
 
         # What passes between layers follows the activation checkpoints, parameters in transit those that ssd holds.
-        hidden, transit = Role.HIDDEN_STATES, Role.PARAMETERS_IN_TRANSIT
+        hidden = Role.HIDDEN_STATES
         kept = host(hidden, 1.0) if mixed else host(hidden, 0.0)
         spilled = 2 * (host(hidden, 0.5) - kept) if mixed else 0.0
         roles = {role for _, role in self._at(MEASURED[0], 0.0)} | {role for _, role in self._at(MEASURED[1], 0.0)}
-        others = sum(host(role, 0.0) for role in roles - {hidden, transit})
+        transit = {role: host(role, 0.0) for role in roles if isinstance(role, InTransit)}
+        others = sum(host(role, 0.0) for role in roles - {hidden, SHARED} - transit.keys())
+        shared = host(SHARED, 0.0)
+        # What comes once for a whole pass, as the ends of a model do, shares bytes with what comes in other stages.
+        once = [role for role in transit if self._layers[role.state_class] == 1]
+        most = sum(transit[role] for role in once)
+        part = min(-shared / most, 1.0) if most else 0.0
+        for role in once:
+            transit[role] *= 1.0 - part
+        others += shared + part * most
         device = sum(
-            self._linear(n, 0.0, "device", role) * (scale if role != SHARED and ROLES[role].by_tokens else 1.0)
+            self._linear(n, 0.0, "device", role) * (scale if isinstance(role, Role) and ROLES[role].by_tokens else 1.0)
             for role in roles
         )
         workspace = workspace_bytes(self.model, micro_batch_size)
         return Pipeline(
             constant=others + scale * kept,
-            parameters=host(transit, 0.0),
+            parameters=tuple(sorted((role.state_class, nbytes) for role, nbytes in transit.items())),
             checkpoints=scale * max(spilled, 0.0),
             device=device + workspace + n * self.model.context_bytes[micro_batch_size],
         )
@@ -85,12 +117,47 @@ class Pipelines:
     def _at(self, n: int, fraction: float) -> dict[tuple[Tier, Holder], int]:
         key = (n, fraction)
         if key not in self._measured:
-            self._measured[key] = _by_role(build_schedule(self.short, self.decide(self.size, n, fraction)))
+            decision = self.decide(self.size, n, fraction)
+            schedule = build_schedule(self.short, decision)
+            peaks = predict_peaks(schedule, self.short, decision)
+            found = _by_role(schedule, self.short)
+            found["host", BOOKKEEPING] = bookkeeping_of(peaks, self.model, self.short)
+            self._measured[key] = found
         return self._measured[key]
 
 
-def _by_role(schedule: Schedule) -> dict[tuple[Tier, Holder], int]:
-    """Bytes of the slots that the buffers of each role pass through, and what slots that share bytes save."""
+def bookkeeping_of(peaks: Peaks, model: Model, short: Model) -> int:
+    """What a run keeps besides its buffers of all of a model, whose shortened model has `peaks`."""
+    if len(model.layers) == len(short.layers):
+        return peaks.bookkeeping
+    kept = peaks.kept * (len(model.layers) - 2) // (len(short.layers) - 2)  # most ops are of blocks
+    return max(kept + peaks.passing, peaks.loading)
+
+
+def saved_in_transit(schedule: Schedule, model: Model, decision: Decision) -> float:
+    """Pairs of layer and micro-batch that would have saved activations on their way between device and ssd at once if
+    all were saved so, from the schedule of a shortened model; 0 where none is."""
+    on_ssd = 0.0
+    for name, shares in decision.saved.items():
+        rungs = {rung.name: rung for rung in model.timing(name, decision.micro_batch_size).rungs}
+        on_ssd = max(on_ssd, sum(each.share * saved_bytes(rungs[each.rung]) for each in shares if each.tier == "ssd"))
+    there = _by_role(schedule, model).get(("host", Role.SAVED_ACTIVATIONS), 0)
+    return there / on_ssd if on_ssd else 0.0
+
+
+def _by_role(schedule: Schedule, model: Model) -> dict[tuple[Tier, Holder], int]:
+    """Bytes of the slots that the buffers of each role pass through, parameters in transit by their class, and what
+    slots that share bytes save."""
+    classes = {
+        op.target.buffer: model.states[op.state].state_class
+        for op in (*schedule.emitted("steady"), *schedule.emitted("evaluate"))
+        if isinstance(op, Transfer) and op.kind == "read" and op.state is not None
+    }
+
+    def holder(buffer: Buffer) -> Holder:
+        there = buffer.role == Role.PARAMETERS_IN_TRANSIT and buffer.index in classes
+        return InTransit(classes[buffer.index]) if there else buffer.role
+
     size: dict[tuple[Tier, str], int] = {}
     kept = dict.fromkeys(TIERS, 0)
     for buffer in schedule.buffers:
@@ -100,7 +167,7 @@ def _by_role(schedule: Schedule) -> dict[tuple[Tier, Holder], int]:
         else:
             kept[buffer.tier] = max(kept[buffer.tier], end)
     slots = {
-        (buffer.tier, buffer.pool, buffer.offset): (buffer.role, size[buffer.tier, buffer.pool])
+        (buffer.tier, buffer.pool, buffer.offset): (holder(buffer), size[buffer.tier, buffer.pool])
         for buffer in schedule.buffers
         if buffer.pool
     }

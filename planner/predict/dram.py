@@ -1,7 +1,8 @@
 """DRAM: what drives, links and updates take of its bandwidth, which they share where it was found out.
 
-Owns how many bytes what host works at moves through it. Whose turn it is, nobody decides: what runs together slows
-alike.
+Owns how many bytes what host works at moves through it, and who gets how much of it: an equal share for each that moves
+through it at once, and what one leaves of its share for the others (max-min fairness). So what asks for more than its
+share slows itself alone, and no faster part slows another below that.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,18 @@ from ssdplan.plans.documents.profile import Machine
 from ssdplan.plans.documents.rates import rows_rates, update_rate, updated_bytes
 from ssdplan.plans.documents.state_layout import USUAL, OptimizerFormats
 from ssdplan.plans.graph.ops import Op, Perturb, TakeRows, Update
+
+
+def shares_of(rates: Sequence[float], bandwidth: float) -> list[float]:
+    """What each of those that want `rates` bytes a second at once gets of its own, as fractions, where all together get
+    at most `bandwidth`."""
+    left, kept = bandwidth, [1.0] * len(rates)
+    ascending = sorted(range(len(rates)), key=lambda number: rates[number])
+    for place, number in enumerate(ascending):
+        given = min(rates[number], left / (len(rates) - place))
+        kept[number] = given / rates[number] if rates[number] else 1.0
+        left -= given
+    return kept
 
 
 def host_moves(machine: Machine, ops: Sequence[Op]) -> float:

@@ -34,7 +34,7 @@ from ssdplan.plans.graph.ops import (
 )
 from ssdplan.plans.graph.timeline import Timeline
 
-from .dram import host_moves
+from .dram import host_moves, shares_of
 from .drive import bandwidth_kept, combined_frontier, io_cores, shared_fraction, unsummed_io_cores
 
 _LANE: dict[Resource, int] = {resource: number for number, resource in enumerate(RESOURCES)}
@@ -163,22 +163,23 @@ def _speeds(machine: Machine, ops: Sequence[Op]) -> list[tuple[float, ...] | Non
         cpu: host_moves(machine, ops),
     }  # fmt: skip
     """Bytes a second through DRAM of a lane at full speed."""
+    named: dict[int, Resource] = {read: "read", write: "write", h2d: "h2d", d2h: "d2h", cpu: "cpu"}
     speeds: list[tuple[float, ...] | None] = []
     for mask in range(1 << len(RESOURCES)):
         drive = shared if mask & read and mask & write else 1.0
         if mask & (compute | cpu):
             drive *= beside
-        core, dram = 1.0, 1.0
-        if machine.dram_bandwidth and not machine.compute_shares_cpu:
-            moving = [rate * (drive if lane in (read, write) else 1.0) for lane, rate in moved.items() if mask & lane]
-            dram = min(1.0, machine.dram_bandwidth / max(sum(moving), 1.0))
+        core = 1.0
         if machine.compute_shares_cpu:
             wanted = bool(mask & h2d) + bool(mask & d2h) + (machine.cores if mask & (compute | cpu) else 0)
             taken = drive * (bool(mask & read) * read_cores + bool(mask & write) * write_cores)
             core = min(1.0, max(machine.cores - taken, LEAST_CORES) / wanted) if wanted else 1.0
-        of = dict.fromkeys(RESOURCES, core) | {"read": drive * dram, "write": drive * dram}
-        if dram < 1.0:
-            of |= {"h2d": dram, "d2h": dram, "cpu": dram}
+        of = dict.fromkeys(RESOURCES, core) | {"read": drive, "write": drive}
+        if machine.dram_bandwidth and not machine.compute_shares_cpu:
+            moving = [lane for lane in moved if mask & lane]
+            rates = [moved[lane] * (drive if lane in (read, write) else 1.0) for lane in moving]
+            for lane, kept in zip(moving, shares_of(rates, machine.dram_bandwidth), strict=True):
+                of[named[lane]] *= kept
         if machine.compute_shares_cpu and mask & compute and mask & cpu:
             of["compute"], of["cpu"] = (core * kept for kept in together)
         if mask & network and machine.network:

@@ -29,6 +29,25 @@ class KeptShares(NamedTuple):
 KEPT_NOTHING = KeptShares()
 
 
+class KeptWithin(NamedTuple):
+    """What the device may keep of one class while the program chooses: between two shares of its parameters, and two of
+    its optimizer states."""
+
+    state_class: str
+    device: tuple[float, float] = (0.0, 1.0)
+    updated: tuple[float, float] = (0.0, 1.0)
+
+    def split(self, below: float, above: float, *, updated: bool) -> tuple["KeptWithin", "KeptWithin"]:
+        """The same with at most `below` of its optimizer states, or of its parameters, and with at least `above`."""
+        least, most = self.updated if updated else self.device
+        parts = (least, below), (above, most)
+        if updated:
+            down, up = (self._replace(updated=part) for part in parts)
+        else:
+            down, up = (self._replace(device=part) for part in parts)
+        return down, up
+
+
 @dataclass(frozen=True, slots=True)
 class FixedChoices:
     """What the user has decided; None leaves it to the program. Residencies are fractions on host."""
@@ -49,6 +68,8 @@ class FixedChoices:
     kept: Mapping[str, KeptShares] | None = None
     """State class -> what of it stays on the device. None leaves that to the program, as fractions of elements; where
     `Limits.device_bytes` is None, it is nothing."""
+    kept_within: tuple[KeptWithin, ...] = ()
+    """Where `kept` is None: classes of which the device may only keep so much."""
     schedule: ScheduleName = "vertical"
     """Whose forms are taken; whoever sets horizontal sets the delay ratio to 0 too."""
     zeroth_order: ZerothOrder | None = None
@@ -94,10 +115,19 @@ class Limits:
     """Written a step: the drive's wear."""
     device_bytes: float | None = None
     """For what the device keeps between uses; None: it keeps nothing, unless that is fixed."""
-    parameter_buffers: float = 0.0
-    """Host bytes that parameters on their way take when all live on ssd; in proportion to the fraction that does."""
+    parameter_buffers: tuple[tuple[str, float], ...] = ()
+    """Class of states -> host bytes that its parameters on their way take when all live on ssd; in proportion to the
+    fraction that does."""
     checkpoint_buffers: float = 0.0
     """The same of checkpoints."""
+    saved_in_transit: float = 0.0
+    """Pairs of layer and micro-batch whose saved activations are on their way to ssd or back at once, if all are saved
+    there; on host besides, in proportion to the fraction that is."""
+
+    @property
+    def buffers(self) -> float:
+        """Of both kinds, when all lives on ssd."""
+        return sum(nbytes for _, nbytes in self.parameter_buffers) + self.checkpoint_buffers
 
 
 Aim = Literal["seconds", "host memory", "ssd space", "ssd writes"]

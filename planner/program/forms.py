@@ -84,10 +84,6 @@ class Forms:
         self.by_rows = zeroth_order.class_by_rows(model, work)
         """The class of the table that comes by rows, and lives on host whole."""
         on_device = {variable for name in self.classes for variable in variables_of(name).on_device}
-        self.largest: dict[str, int] = {}
-        """State class -> the elements of its largest state."""
-        for state in model.states:
-            self.largest[state.state_class] = max(self.largest.get(state.state_class, 0), state.elements)
         every = of.stages(model, groups, work)
         if work.unified_memory:
             every = tuple(without_links(stage) for stage in every)

@@ -13,6 +13,7 @@ from typing import Any
 import pulp
 
 from ssdplan.plans.documents.profile import rungs_to_save_by
+from ssdplan.plans.schedule.saved import saved_bytes
 
 from .choices import KEPT_NOTHING, FixedChoices, KeptShares, Limits
 from .forms import Forms, StageRow
@@ -103,6 +104,9 @@ class LinearProgram:
         turns = self.fixed.schedule == "vertical" and variables.state_class in self.forms.turning
         device, turn = (0.0, 1.0), (0.0, 1.0 if turns else 0.0)
         updated = (0.0, 1.0)
+        for each in self.fixed.kept_within:
+            if each.state_class == variables.state_class:
+                device, updated = each.device, each.updated
         if self.fixed.kept is not None:
             kept = self.kept(variables.state_class)
             device, turn, updated = ((share, share) for share in kept)
@@ -246,7 +250,8 @@ class LinearProgram:
         if limits.ssd_write_bytes is not None:
             self._require_at_most(forms.write_bytes, limits.ssd_write_bytes, "ssd_writes")
         if limits.device_bytes is not None and (self.fixed.kept is None or "device" in forms.work.saves):
-            fixed = sum(factor * self.variables[each].lowBound for each, factor in forms.device_bytes.items())
+            there = ((self.variables[each], factor) for each, factor in forms.device_bytes.items())
+            fixed = sum(factor * of.lowBound for of, factor in there if of.lowBound == of.upBound)
             self._require_at_most(forms.device_bytes, max(limits.device_bytes, fixed), "device_memory")
 
     def require_seconds_at_most(self, seconds: float) -> None:
@@ -315,15 +320,19 @@ class LinearProgram:
 
 
 def bytes_with_buffers(forms: Forms, limits: Limits) -> Linear:
-    """What stays on host and, by the size of their states, the buffers of what does not."""
+    """What stays on host, and the buffers of what does not."""
     total = dict(forms.host_bytes)
-    for name, elements in forms.largest.items():
-        share = limits.parameter_buffers * elements / sum(forms.largest.values())
-        total |= dict.fromkeys(variables_of(name).parameters.on_ssd, share)
+    for name, nbytes in limits.parameter_buffers:
+        total |= dict.fromkeys(variables_of(name).parameters.on_ssd, nbytes)
     total[CONSTANT] = total.get(CONSTANT, 0.0) + limits.checkpoint_buffers
     total[CHECKPOINTS_ON_HOST] = total.get(CHECKPOINTS_ON_HOST, 0.0) - limits.checkpoint_buffers
     if forms.work.checkpoints_on_device:
         total[CHECKPOINTS_ON_DEVICE] = total.get(CHECKPOINTS_ON_DEVICE, 0.0) - limits.checkpoint_buffers
+    if limits.saved_in_transit:
+        for shares in forms.saved.values():
+            for rung, share in shares:
+                if share.tier == "ssd":
+                    total[share] = total.get(share, 0.0) + limits.saved_in_transit * saved_bytes(rung)
     return total
 
 

@@ -114,6 +114,21 @@ def result_of(question: Question, program: LinearProgram, found: Mapping[Variabl
     )
 
 
+def seconds_at(program: LinearProgram, result: ProgramResult) -> float:
+    """The seconds of a step by `program`, of another machine or for other limits, with the placement of `result`."""
+    at: dict[Variable, float] = {
+        DELAY_RATIO: result.delay_ratio,
+        **_checkpoints(result.checkpoint_host, result.checkpoint_device),
+    }
+    for name, placement in result.placement.items():
+        at |= _values(name, placement, result.reclaimed[name])
+    at |= dict.fromkeys((share for shares in program.forms.saved.values() for _, share in shares), 0.0)
+    at |= _saved_values(result.saved)
+    forms = program.forms
+    times = zip(forms.stages, forms.times, strict=True)
+    return sum(stage.count * _stage_time(stage, each, at).seconds for stage, each in times)
+
+
 def _saved(shares: list[tuple[Rung, Variable]], found: Mapping[Variable, float]) -> tuple[Saved, ...]:
     """What a class of blocks saves, in the order of its rungs; what rounds to nothing is nothing."""
     made: list[Saved] = []

@@ -15,7 +15,7 @@ from .choices import FREE, Aim, FixedChoices, Limits, Question
 from .forms import forms_of
 from .lexicographic import Watch, minimise
 from .linear_program import LinearProgram, Objective
-from .placement import DIGITS, ProgramResult, result_of
+from .placement import DIGITS, ProgramResult, result_of, seconds_at
 from .stages import Work
 from .variables import DELAY_RATIO, value
 
@@ -138,6 +138,11 @@ def solve_program(
 ) -> ProgramResult | None:
     """The best placement within `limits` that honours `fixed`, or None when there is none: see `answer`."""
     return answer(model, machine, Question(micro_batch_size, micro_batches, limits, fixed, aim))
+
+
+def placed_seconds(model: Model, machine: Machine, result: ProgramResult) -> float:
+    """The program's seconds of a step where the placement of `result` is kept, on whatever machine."""
+    return seconds_at(state(model, machine, result.question), result)
 
 
 def program_bound(

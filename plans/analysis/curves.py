@@ -33,7 +33,7 @@ _STEP = {each.name: each.type for each in fields(StepMetrics) if each.name != "s
 _WHOLE = tuple(name for name, kind in _STEP.items() if kind is int)
 EVERY = tuple(name for name, kind in _STEP.items() if kind is not bool)
 """All numbers of a step, in the order in which metrics.jsonl has them."""
-_SNAPSHOT = ("snapshot_seconds", "snapshot_bytes")
+_SNAPSHOT = ("snapshot_seconds", "snapshot_bytes", WRITTEN)
 _AT_ONCE = np.iinfo(np.int64).max
 
 Floats = npt.NDArray[np.float64]
@@ -71,11 +71,14 @@ class Curves:
     snapshots: pd.DataFrame = field(
         default_factory=lambda: pd.DataFrame({name: np.empty(0) for name in _SNAPSHOT}, index=_no_index())
     )
-    """What each snapshot took, after so many steps: `snapshot_seconds`, `snapshot_bytes`."""
+    """What each snapshot took, after so many steps: `snapshot_seconds`, `snapshot_bytes`, and `ssd_written_bytes`: as
+    of a step, with it."""
     resumed: pd.Index = field(default_factory=_no_index)
     """After how many steps the run went on."""
     rated: bool = True
     """Whether it wrote to the drives that its plan's profile is of, so that their rating is theirs."""
+    reported_bytes: int = 0
+    """What the whole run wrote, by its report; 0 where there is none."""
     written_at: float = 0.0
     """When the file was written to last, in seconds since 1970."""
 
@@ -115,7 +118,7 @@ class Curves:
         on after it (`resumed`). What was not measured is missing."""
         known = [name for name in _STEP if name in self.by_step]
         resumed = pd.Series(True, index=self.resumed.unique(), name="resumed")
-        snapshots = self.snapshots[~self.snapshots.index.duplicated(keep="last")]
+        snapshots = self.snapshots[~self.snapshots.index.duplicated(keep="last")].drop(columns=WRITTEN)
         events = [self.held_out.rename("eval_loss"), snapshots, resumed]
         table = self.by_step[known].join(events, how="outer").sort_index().reset_index(names="step")
         table = table.astype({"skipped": TRUTH, "resumed": TRUTH}).fillna({"resumed": False})
@@ -123,6 +126,12 @@ class Curves:
             if name in table and (table[name].isna() | (table[name] % 1 == 0) & (table[name].abs() < 1 << 53)).all():
                 table[name] = table[name].astype(INTEGER)
         return table
+
+    @property
+    def written_bytes(self) -> float:
+        """What the whole run has written so far, with its last snapshot and what it did behind its last step."""
+        told = pd.concat([self.by_step[WRITTEN], self.snapshots[WRITTEN]])
+        return max(told.max() if told.notna().any() else 0.0, self.reported_bytes)
 
     @property
     def last(self) -> int:

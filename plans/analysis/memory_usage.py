@@ -191,3 +191,8 @@ def snapshot_store_bytes(schedule: Schedule, *, keep: int = 2) -> int:
         elif buffer.tier == "ssd":
             others += buffer.nbytes
     return (keep + 1) * durable + others
+
+
+def snapshot_bytes(schedule: Schedule) -> int:
+    """What a snapshot writes: what is durable and does not live on ssd, where steps write it."""
+    return sum(buffer.nbytes for buffer in schedule.buffers if ROLES[buffer.role].durable and buffer.tier != "ssd")

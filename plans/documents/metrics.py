@@ -39,8 +39,8 @@ class Progress:
     skipped: bool = False
     """The gradients overflowed in fp16, so nothing was updated."""
     ssd_written_bytes: int = 0
-    """Of states, by the whole run until now: when they were loaded, in steps and between them. What a kill undid is
-    not in it, nor is the filling of a new store."""
+    """Of states, by the whole run until now: when they were loaded, in steps and between them, snapshots too. What a
+    kill undid is not in it, nor is the filling of a new store."""
     stolen_seconds: float = 0.0
     """Processor time, of all cores, that the host of a virtual machine gave to others meanwhile."""
 
@@ -88,3 +88,5 @@ class SnapshotCost:
     """Of states, written."""
     flush_seconds: float
     """Before that, to finish delayed updates, which the next step then need not."""
+    ssd_written_bytes: int = 0
+    """By the whole run until then, as a step's line has it, with this snapshot."""

@@ -354,7 +354,7 @@ class Kernels(Part):
 class Model(Sparing):
     """The model as the planner sees it: layers, states and what each class costs."""
 
-    _SPARED = ("compression", "matrix_updates", "rows")
+    _SPARED = ("compression", "matrix_updates", "busiest_expert", "rows")
 
     name: str
     path: str = ""
@@ -389,6 +389,9 @@ class Model(Sparing):
     """Of each block and each of its int8 rungs; empty where nobody measured it."""
     matrix_updates: tuple[MatrixUpdate, ...] = Field(default=(), max_length=1 << 16)
     """Of each shape of the matrices that Muon updates."""
+    busiest_expert: Positive | None = None
+    """Tokens of the busiest expert over those of a mean one, of the blocks that were measured, on made hidden states;
+    None where none was counted."""
     rows: Literal["whole"] | None = None
     """Whole: every row is one sequence without padding, and needs no mask; a run takes no others. None: any rows."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ..analysis.curves import WRITTEN, Curves, Floats, thinned
+from ..analysis.curves import Curves, Floats, thinned
 from ..analysis.wear import share_of_rating
 from ..documents.plan import Plan
 from ..units import format_bytes
@@ -44,6 +44,8 @@ class Standing:
     """After how many steps its states were when its store was dropped; None: it was not."""
     goes_on: bool | None = None
     """Whether a process trains it now; None where nobody knows."""
+    newest: int | None = None
+    """The step of the newest snapshot, from which a stopped run goes on, 0 before the first; None: it needs none."""
 
 
 def describe_curves(curves: Curves, plan: Plan, standing: Standing) -> str:
@@ -77,14 +79,15 @@ def figures(curves: Curves, plan: Plan) -> list[tuple[str, str]]:
     speed, seconds = _finite(steps["tokens_per_second"]), _finite(steps["step_seconds"])
     if len(speed):
         predicted = number(plan.prediction.tokens_per_second)
-        every = f"median of all {times(len(curves), 'step')}"
+        every = f"median of all {len(curves):,} steps" if len(curves) > 1 else "in the one step"
         pairs.append(("tokens a second", f"{number(speed.median())} {every}; {predicted} predicted"))
         if len(learnt := _finite(curves.learnt_per_second)):
             words = f"{number(learnt.median())} of them learnt, not prompts or padding"
             pairs.append(("", f"of all positions of the rows; {words}"))
     if len(seconds):
         low, middle, high = map(duration, seconds.quantile([0.1, 0.5, 0.9]))
-        pairs.append(("a step", f"{middle} median of all {len(curves):,}; four of five take {low} to {high}"))
+        spread = f" median of all {len(curves):,}; four of five take {low} to {high}" if len(curves) > 1 else ""
+        pairs.append(("a step", f"{middle}{spread}"))
         pairs.append(("all steps", duration(seconds.sum())))
     if len(_finite(norm)):
         middle, most = number(norm.median()), number(norm.max())
@@ -101,8 +104,7 @@ def figures(curves: Curves, plan: Plan) -> list[tuple[str, str]]:
         after = ", ".join(f"{step:,}" for step in curves.resumed[-6:])
         more = "... " if len(curves.resumed) > 6 else ""
         pairs.append(("went on", f"{times(len(curves.resumed), 'time')}, after step {more}{after}"))
-    written = float(steps[WRITTEN].iloc[-1])
-    if written > 0:
+    if (written := curves.written_bytes) > 0:
         share = share_of_rating(plan.machine, written) if curves.rated else None
         rated = "" if share is None else f", {percent(share)} of what the drive is rated for"
         pairs.append(("written to ssd", f"{decimal(written)}{rated}"))
@@ -140,7 +142,8 @@ def _how_far(curves: Curves, standing: Standing) -> list[str]:
             return [words]
         if not standing.snapshots:
             return [words, "It kept no snapshots, so it cannot go on."]
-        return [words, Whole(f"It goes on with: ssdplan run --resume {standing.directory}")]
+        again = _made_again(curves.last, standing.newest)
+        return [words, Whole(f"It goes on with: ssdplan run --resume {standing.directory}"), *again]
     if not len(curves):
         return [f"{far}; none is done yet."]
     silent = max(standing.now - curves.written_at, 0.0)
@@ -154,6 +157,21 @@ def _how_far(curves: Curves, standing: Standing) -> list[str]:
     if not standing.snapshots:
         return [words, "If it was stopped, it kept no snapshot to go on from."]
     return [words, Whole(f"If it was stopped: ssdplan run --resume {standing.directory}")]
+
+
+def _made_again(last: int, newest: int | None) -> list[str]:
+    """What a stopped run with `last` steps makes again when it goes on from its newest snapshot."""
+    if newest is None or not last:
+        return []
+    if not newest:
+        return [f"It took no snapshot yet, so it begins again: {_steps(1, last)}, to the same losses."]
+    if newest >= last:
+        return [f"It goes on from its snapshot after step {newest:,}, and makes no step again."]
+    return [f"It goes on from its snapshot after step {newest:,}, and makes {_steps(newest + 1, last)} again."]
+
+
+def _steps(first: int, last: int) -> str:
+    return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
 
 
 def _of_held_out(found: pd.Series) -> str:

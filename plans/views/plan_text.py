@@ -213,7 +213,7 @@ def _prediction(plan: Plan, schedule: Schedule) -> list[str]:
     budgets = [
         ("peak host memory", p.peak_host_bytes, d.host_budget_bytes, "budget"),
         *([] if d.unified_memory else [device]),
-        ("store on ssd", p.ssd_bytes, free, f"free on {volumes}"),
+        *([("store on ssd", p.ssd_bytes, free, f"free on {volumes}")] if p.ssd_bytes else []),
     ]
     two, one = (format_bytes(snapshot_store_bytes(schedule, keep=keep)) for keep in (2, 1))
     takes = f"the store takes {two}" if p.ssd_bytes else f"a store of {two}"

@@ -16,7 +16,7 @@ from ..files import read_bounded
 from ..json_errors import json_reason
 from ..units import format_bytes, format_seconds
 from .cache_text import cache_lines, read_figures
-from .quantities import percent
+from .quantities import decimal, percent
 
 WORTH_TELLING = 0.01
 MOST_CAUSES = 3
@@ -56,6 +56,7 @@ def describe_report(path: Path) -> str:
                 f"  the host gave {share:.0%} of the processors' time to others (steal), among them, it may be,",
                 "  what it runs for this machine's own drive",
             ]
+        lines += _written(report)
         if report["losses"]:
             lines += ["", f"  training loss  {_loss(report['losses'][0])} first, {_loss(report['losses'][-1])} last"]
         held_out = list(report["eval_losses"].items())
@@ -84,6 +85,26 @@ def describe_held(held: Sequence[Held], seconds: float) -> str:
     told += f". They waited {', '.join(rest)}" if rest else ""
     lines = wrap(f"The last step of all ranks took {format_seconds(seconds)}: {told}.", 100)
     return "\n".join(lines) + "\n"
+
+
+def written_bytes(path: Path) -> int:
+    """What the whole run wrote, by its report.json; 0 where it does not say. Raises UsageError for no report."""
+    written = _read(path).get("ssd_written_bytes", 0)
+    if type(written) is not int or written < 0:
+        raise UsageError(f"{path}: not a run's report: ssd_written_bytes is no count")
+    return written
+
+
+def _written(report: dict[str, Any]) -> list[str]:
+    """What the whole run wrote; nothing where the report is of an earlier version or of several ranks, which it tells
+    one by one."""
+    if "ssd_written_bytes" not in report or report.get("ranks"):
+        return []
+    model = f"; the model takes {decimal(report['model_bytes'])} more"
+    if not (written := report["ssd_written_bytes"]):
+        return ["", f"  written to ssd in all  nothing{model}"]
+    words = f"  written to ssd in all  {decimal(written)}: loading, steps and snapshots"
+    return ["", words + model]
 
 
 def _ranks(ranks: Sequence[dict[str, Any]]) -> list[str]:

@@ -8,6 +8,7 @@ import pytest
 
 from ssdplan import cli
 from ssdplan.commands import show
+from ssdplan.plans.analysis.curves import read_curves
 from ssdplan.plans.documents.run import Run
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.schedule.build import build_schedule
@@ -136,3 +137,30 @@ def test_a_prefetch_table_that_cannot_be_is_refused(
 ) -> None:
     assert cli.main(["show", document, "--prefetch-table", *more]) == 2
     assert why in capsys.readouterr().err
+
+
+def test_a_directory_without_a_plan_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["show", str(tmp_path)]) == UsageError.exit_code
+    assert f"{tmp_path}: holds no plan.json, so no run has begun here" in capsys.readouterr().err
+
+
+def test_a_stopped_run_goes_on_from_the_newest_of_store_and_metrics(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill may come between a snapshot and its line of metrics; of a run without gradients the log is the state."""
+    path, identity = home / "run", "ab" * 16
+    line = {"step": 1, "snapshot_seconds": 0.1, "snapshot_bytes": 5, "ssd_written_bytes": 15}
+    (path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (LINES[1], line, LINES[2])))
+    plan = Namespace(decision=Namespace(zeroth_order=None))
+    kept = Run(schema="ssdplan.run/1", snapshots=True, stores=(identity,))
+    curves = read_curves(path / "metrics.jsonl")
+    for stores, newest in (
+        ([], 1),
+        ([Namespace(store=identity, refused="", metadata={"step": 2})], 2),
+        ([Namespace(store="cd" * 16, refused="", metadata={"step": 2})], 1),
+        ([Namespace(store=identity, refused="damaged", metadata={"step": 2})], 1),
+    ):
+        monkeypatch.setattr("ssdplan.executor.store.survey", lambda places, stores=stores: stores)
+        assert show._newest(path, kept, curves, plan) == newest  # type: ignore[arg-type]
+    plan.decision.zeroth_order = True
+    assert show._newest(path, kept, curves, plan) is None  # type: ignore[arg-type]

@@ -15,13 +15,20 @@ from hypothesis import strategies as st
 from ssdplan import cli
 from ssdplan.commands import profile, run, solve
 from ssdplan.commands.resolved import words_of
-from ssdplan.commands.train import choosing, command
+from ssdplan.commands.train import choosing, command, entry, saying
 from ssdplan.commands.train.choosing import Data
-from ssdplan.commands.train.options import COMMANDS, LEFT_OUT, takes
+from ssdplan.commands.train.options import CHOSEN, COMMANDS, LEFT_OUT, takes
 from ssdplan.commands.train.validity import Wanted, why_stale
 from ssdplan.native.process import host_memory
+from ssdplan.plans.analysis.memory_usage import snapshot_bytes
 from ssdplan.plans.documents.profile import Profile
+from ssdplan.plans.errors import UsageError
+from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.units import format_bytes
+from ssdplan.plans.views.quantities import decimal
 from ssdplan.profiler.processor import cores, cpu_name
+from tests.made.decisions import decide
+from tests.made.plans import planned
 from tests.made.profiles import made_machine, made_model, made_volume
 
 THREE = {"profile": profile.command(), "solve": solve.command(), "run": run.command()}
@@ -67,6 +74,52 @@ def test_a_configuration_has_the_options_of_all_three(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text("sweep: host-memory=1GiB..2GiB\n")
     said = CliRunner().invoke(cli.make_command_line(), ["train", str(tmp_path / "b.yaml")])
     assert "b.yaml:1: sweep: unknown key" in said.stderr
+
+
+def test_help_says_what_train_takes_where_nobody_says() -> None:
+    """And not what the three commands take: train chooses."""
+    shown = {option.name: option for section in command().sections for option in section.options}
+    with command().make_context("train", [], resilient_parsing=True) as context:
+        for name, words in CHOSEN.items():
+            _, about = shown[name].get_help_record(context) or ("", "")
+            assert about.endswith(f" [{words}]") and about.count("[") == 1, about
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            {"global_batch": 128},
+            "a step takes 128, so no step is a part of an epoch; give --global-batch 4, or",
+        ),
+        ({"global_batch": 51, "eval_samples": 30}, "has 50 row(s) to train on, and a step takes 51"),
+        ({"micro_batches": 30}, "a step takes 60, so"),
+        ({"micro_batches": 20, "ranks": 2}, "give --global-batch 4 in the place of --micro-batches, or"),
+        ({"micro_batch_size": 59, "schedule": "single"}, "in the place of --schedule --micro-batch-size, or"),
+        ({"global_batch": 58}, ""),
+        ({"micro_batches": 29}, ""),
+        ({"global_batch": 128, "steps": 3}, ""),
+    ],
+)
+def test_a_step_of_more_rows_than_an_epoch_is_refused_before_anything_is_measured(
+    given: dict[str, Any], says: str
+) -> None:
+    data = Data("completion", 218, 3000, 60, 58, 64, 64, "")
+    given = {"data": "rows.jsonl", **given}
+    least = entry._least_batch(given, given, (2, 4))
+    if says:
+        with pytest.raises(UsageError) as refused:
+            entry._require_rows(given, data, least)
+        assert says in str(refused.value)
+    else:
+        entry._require_rows(given, data, least)
+
+
+def test_the_batch_is_chosen_of_rows_that_are_not_held_out() -> None:
+    data = Data("completion", 200, 3000, 60, 64, 64, 64, "")
+    assert entry._batch({"data": "rows.jsonl"}, data)[0] == {"global_batch": 8}
+    assert entry._batch({"data": "rows.jsonl", "eval_split": 0.2}, data)[0] == {"global_batch": 4}
+    assert choosing.sizes_to_measure(None, 1, most=3) == (1, 2) and choosing.sizes_to_measure(None, 1, most=0) == (1,)
 
 
 def test_what_is_in_the_way_is_refused_at_once(tmp_path: Path) -> None:
@@ -234,3 +287,18 @@ def test_a_model_that_was_written_since_makes_a_profile_stale(measured: tuple[Pr
     assert why_stale(found, wanted) == ""
     os.utime(wanted.model / "model.safetensors", (later, later))
     assert why_stale(found, wanted) == "model.safetensors changed since"
+
+
+def test_what_a_plan_takes_names_a_snapshot_where_one_is_taken() -> None:
+    """With what of the states does not live on ssd, which is all that a snapshot writes."""
+    model = made_model(blocks=2, hidden=64)
+    for share in (0.0, 0.5):
+        decision = decide(model, optimizer=share)
+        schedule = build_schedule(model, decision)
+        plan = planned(model, made_machine(), decision, schedule)
+        each = snapshot_bytes(schedule)
+        assert (each > 0) == (share > 0)
+        for taken in (each, None):
+            said = saying.of_plan(plan, steps=10, store_bytes=1, snapshot_bytes=taken, exact=True)[-1]
+            assert (f" and {format_bytes(each)} a snapshot" in said) == (taken is not None and each > 0), said
+            assert f"{decimal(10 * plan.prediction.ssd_write_bytes)} in all steps" in said

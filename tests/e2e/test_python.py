@@ -93,6 +93,60 @@ def test_a_plan_is_the_command_lines_own_and_options_are_checked(tmp_path: Path)
         ssdplan.train("m", "d", "o", ranks=2)
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"model": 1}, "train(model=...): takes a path: text or a pathlib.Path, not 1, which is of type int"),
+        ({"data": ["rows.jsonl"]}, "train(data=...): takes a path: text or a pathlib.Path, not ['rows.jsonl']"),
+        ({"out": None}, "train(out=...): takes a path: text or a pathlib.Path, not None"),
+        ({"pack": "no"}, "train(pack=...): takes True or False, not 'no'"),
+        ({"lr": [1e-4, 1e-5]}, "train(lr=...): takes a number, not [0.0001, 1e-05]"),
+        ({"lr": True}, "train(lr=...): takes a number, not True"),
+        ({"learning_rate": {}}, "train(lr=...): takes a number, not {}"),
+        ({"steps": 2.5}, "train(steps=...): takes a whole number, not 2.5"),
+        ({"host_memory": 2.5}, 'train(host_memory=...): takes a size: text such as "8GiB", or a whole number of bytes'),
+        ({"freeze": [5]}, "train(freeze=...): takes text (or a list of such), not 5"),
+        (
+            {"micro_batch_sizes": [1, None]},
+            "train(micro_batch_sizes=...): takes whole numbers, such as [1, 2], not None",
+        ),
+        ({"residency": 3}, "train(residency=...): takes fractions by name"),
+        ({"precision": 16}, "train(precision=...): takes one of 'bf16', 'fp16', 'fp32', not 16"),
+        ({"tensorboard": 3}, "train(tensorboard=...): takes a path: text or a pathlib.Path, or True, not 3"),
+        ({"on_step": 3}, "train(on_step=...): takes a function, not 3"),
+        ({"progress": "p"}, "train(progress=...): takes a function, not 'p'"),
+        ({"lr": 1e-4, "learning_rate": 1e-5}, "train(learning_rate=...): is another name of lr, which is given too"),
+        ({"num_epochs": 3}, "train(num_epochs=...): unknown key; did you mean epochs?"),
+        ({"json": True}, "train(json=...): it is of what the command prints"),
+        ({"configuration": "none.yaml"}, "none.yaml: cannot read this configuration"),
+    ],
+)
+def test_what_an_argument_cannot_be_is_refused_by_its_name(options: dict[str, Any], says: str) -> None:
+    """Both as an error of Python for it and as one of the command line."""
+    given = {"model": "m", "data": "d", "out": "o", **options}
+    with pytest.raises(UsageError) as refused:
+        ssdplan.train(**given)
+    assert str(refused.value).startswith(says)
+    assert isinstance(refused.value, TypeError) == ("takes" in says)
+
+
+def test_the_other_functions_check_theirs(tmp_path: Path) -> None:
+    for call in (
+        lambda: ssdplan.profile(3),
+        lambda: ssdplan.profile("m", output=3),
+        lambda: ssdplan.solve(3),
+        lambda: ssdplan.solve(made_profile(), progress=3),
+        lambda: ssdplan.show(None),
+        lambda: ssdplan.show("m", plots=3),
+        lambda: ssdplan.Trained(3),
+    ):
+        with pytest.raises(TypeError, match=r"\(\w+=\.\.\.\): takes "):
+            call()
+    with pytest.raises(UsageError, match="a sweep is a table"):
+        ssdplan.solve(made_profile(), sweep="host-memory=1GiB..2GiB")
+    assert ssdplan.Trained(str(tmp_path)).directory == tmp_path
+
+
 @pytest.mark.usefixtures("notebook")
 def test_a_callback_ends_a_run_with_its_model_and_the_run_goes_on(home: Path) -> None:
     """By the profile of the notebook's run, to the losses of that run."""
@@ -116,9 +170,9 @@ def test_a_callback_ends_a_run_with_its_model_and_the_run_goes_on(home: Path) ->
         seen.clear()
         again = ssdplan.train("model", "rows.jsonl", "stopped", on_step=step, progress=draw, steps=5)
         assert seen == [4, 5] and list(again.metrics["step"]) == [1, 2, 3, 4, 5]
-        print("done", ssdplan.show(run)[:5])
+        print("done", ssdplan.show(run)[:8])
     """
-    assert python(textwrap.dedent(code), home).strip() == "done Plan:"
+    assert python(textwrap.dedent(code), home).strip() == "done The run"
 
 
 def test_a_board_holds_little_and_shows_what_is_safe() -> None:

@@ -79,7 +79,7 @@ def test_what_does_not_go_together_is_refused(home: Path, tmp_path: Path) -> Non
     assert "and 3 are to run" in refused(*run, "--ranks", 3, cwd=home, code=8)
     for option in (("--snapshot-every", 1, "--keep", 1), ("--replan",)):
         said = refused(*run, "--ranks", 2, *option, cwd=home, code=2)
-        assert f"{' '.join(map(str, option[-2:]))}: is for runs of one rank" in said
+        assert f"{' '.join(map(str, option[-2:]))}: is for runs of one rank; leave it out" in said
     said = refused(*run, "--ranks", 2, "--volume", "text.txt", cwd=home, code=2)
     assert "--volume text.txt: is one rank's alone, and 2 ranks" in said
     assert "is not there" in refused(*run, "--ranks", 2, "--volume", "nowhere", cwd=home, code=2)
@@ -94,8 +94,11 @@ def test_what_does_not_go_together_is_refused(home: Path, tmp_path: Path) -> Non
 def test_ranks_go_on_from_the_newest_snapshot_that_all_have(home: Path, whole: Path, tmp_path: Path) -> None:
     """To the same bits; one that a single rank has is taken back. Of no file is more there than of that snapshot."""
     run, out = ("run", "plan.json", "--data", "text.txt", "--ranks", 2), tmp_path / "stopped"
-    ssdplan(*run, "--steps", 2, "--out", out, "--snapshot-every", 1, cwd=home)
-    stores = {place: [each for each in survey([place]) if each.generation] for place in (out, out / "rank-1")}
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    ssdplan(*run, "--steps", 2, "--out", out, "--snapshot-every", 1, "--volume", drive, cwd=home)
+    drives = {out: drive, out / "rank-1": drive / "rank-1"}
+    stores = {place: [each for each in survey([on]) if each.generation] for place, on in drives.items()}
     assert all([each.metadata["step"] for each in stores[place]] == [2] for place in stores)
     for place in stores:  # as a kill between two commits leaves it: rank 0 is one snapshot behind
         metrics = (place / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -106,20 +109,22 @@ def test_ranks_go_on_from_the_newest_snapshot_that_all_have(home: Path, whole: P
     assert "Traceback" not in told and "goes on with the 2 ranks that the run has" in told
     weights = [(place / "model" / "model.safetensors").read_bytes() for place in (whole, out)]
     assert weights[0] == weights[1]
+    twice = refused(*run, "--steps", 2, "--out", out, cwd=home, code=2)
+    assert twice.count("error:") == 1 and f"go on with it: ssdplan run --resume {out}" in twice
     losses = [json.loads((place / "report.json").read_text())["losses"] for place in (whole, out)]
     assert losses[0] == losses[1]
-    again = [each.metadata["step"] for place in stores for each in survey([place]) if each.generation]
+    again = [each.metadata["step"] for on in drives.values() for each in survey([on]) if each.generation]
     assert again == [4, 4]
     (out / "rank-1").rename(tmp_path / "elsewhere")
     said = refused("run", "--resume", out, "--ranks", 2, "--steps", 6, cwd=home, code=2)
     assert f"is a run of 2 ranks, and {out / 'rank-1'} is not there" in said
     (tmp_path / "elsewhere").rename(out / "rank-1")
     assert f"ssdplan run --resume {out} --steps" in told, "what it says of going on can be typed as it is"
-    (store,) = (out / "rank-1").glob("volume-*")
+    (store,) = (drive / "rank-1").glob("volume-*")
     store.rename(tmp_path / "store")
     lost = ssdplan("run", "--resume", out, "--ranks", 2, "--steps", 6, cwd=home, expect=7).stderr
-    assert "no snapshot is on all ranks" in lost and "4 on rank 0, none on rank 1" in lost
-    assert "the directory of rank 1 is missing or damaged" in lost
+    assert lost.count("error:") == 1 and "no snapshot is on all ranks" in lost and "4 on rank 0, none on rank 1" in lost
+    assert f"; rank 1: {drive / 'rank-1'} holds no volume; bring that volume back, or name where it is" in lost
     (tmp_path / "store").rename(store)
     ssdplan("export", out, "--to", tmp_path / "model", cwd=home)
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == weights[1]

@@ -77,11 +77,18 @@ def test_one_command_trains_stops_goes_on_and_repeats_nothing(home: Path) -> Non
         assert words in said, words
     told = trained(home, *TRAIN, *BUDGET, "--global-batch", "2", expect=2)
     assert "was not planned with --global-batch 2" in told and "ssdplan run PLAN --resume RUN" in told
-    told = trained(home, *TRAIN, *BUDGET, "--steps", str(kept.steps // 10))
+    words = [word if word != "model" else "other" for word in TRAIN]
+    make_model("llama", home / "other", layers=3, vocab=320, hidden=64, tied=True, seed=1)
+    told = trained(home, *words, *BUDGET, expect=2)
+    assert f"a run is there, which trains {home / 'model'}, and --model other has other weights" in told
+    (home / "model").rename(home / "moved")
+    words = [word if word != "model" else "moved" for word in TRAIN]
+    told = trained(home, *words, *BUDGET, "--steps", str(kept.steps // 10))
     assert "goes on from its last snapshot" in told and "the model is in" in told
     assert "measures" not in told and (run / "profile.json").read_bytes() == profile
     assert (run / "model" / "config.json").is_file()
     assert Run.load(run / "run.json").options["steps"] == str(kept.steps // 10)
+    (home / "moved").rename(home / "model")
     told = trained(
         home, *TRAIN[:-2], *BUDGET, "--from-profile", "run/profile.json", "--precision", "fp32", "--out", "second",
         expect=2,

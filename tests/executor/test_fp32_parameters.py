@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def run(
     stop: int = 0,
     resumed: bool = False,
     settings: AdamW | MeZO = OPTIMIZER,
+    note: Callable[[str], None] = lambda text: None,
     **choices: Any,
 ) -> Result:
     model = opened(directory / family, torch.bfloat16)
@@ -82,7 +84,7 @@ def run(
             data=directory / "text.txt",
             out=out,
             recipe=Recipe(steps=steps, optimizer=settings, snapshot_every=snapshot_every),
-            watch=Watch(step=step),
+            watch=Watch(step=step, note=note),
             resume=stack.enter_context(reopened(out)) if resumed else None,
         )
 
@@ -130,10 +132,14 @@ def test_training_equals_plain_pytorch(directory: Path, tmp_path: Path, family: 
 
 
 def test_an_export_has_the_formats_of_the_original(directory: Path, tmp_path: Path) -> None:
-    """Of a run that ended, and of a snapshot; what gets no gradient has the bits of the original."""
+    """Of a run that ended, and of a snapshot. What gets no gradient has the bits of the original; the run names it."""
     with pytest.raises(KeyboardInterrupt):
         run(directory, tmp_path / "run", snapshot_every=1, stop=2)
-    run(directory, tmp_path / "whole", steps=1)
+    notes: list[str] = []
+    run(directory, tmp_path / "whole", steps=1, note=notes.append)
+    (kept,) = (each for each in notes if "stay in fp32" in each)
+    (frozen,) = (each for each in notes if "the model itself gives no gradient" in each)
+    assert "mlp.gate.weight" in kept and "e_score_correction_bias" in frozen
     assert export_run(tmp_path / "run", tmp_path / "out", model=directory / "ernie4_5_moe") == 1
     original, trained, exported = map(weights, (directory / "ernie4_5_moe", tmp_path / "whole/model", tmp_path / "out"))
     assert {name: each.dtype for name, each in trained.items()} == {name: each.dtype for name, each in original.items()}

@@ -4,6 +4,7 @@ is exported has the names, the shapes and the files of what was opened."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -137,8 +138,13 @@ def test_a_missing_expert_and_one_that_is_there_twice_are_refused(tmp_path: Path
     tensors = load_file(path / "model.safetensors")
     name = next(each for each in tensors if "experts.2." in each)
     save_file({each: tensors[each] for each in tensors if each != name}, path / "model.safetensors")
-    with pytest.raises(MismatchError, match="the checkpoint has 3 of them"):
+    with pytest.raises(MismatchError, match=f"the checkpoint has 3 of them: it lacks {re.escape(name)}; config.json"):
         Weights(open_model(path, torch.float32))
+    beyond = name.replace("experts.2.", "experts.4.")
+    save_file(tensors | {beyond: tensors[name].clone()}, path / "model.safetensors")
+    with pytest.raises(MismatchError, match=f"the checkpoint has 5 of them: it has {re.escape(beyond)}; config.json"):
+        Weights(open_model(path, torch.float32))
+    save_file({each: tensors[each] for each in tensors if each != name}, path / "model.safetensors")
     fused = tmp_path / "fused"
     shutil.copytree(path, fused)
     save_file(tensors, path / "model.safetensors")
@@ -151,6 +157,11 @@ def test_a_missing_expert_and_one_that_is_there_twice_are_refused(tmp_path: Path
     )
     with pytest.raises(MismatchError, match="whole and in parts"):
         Weights(open_model(path, torch.float32))
+
+
+def test_a_router_that_takes_more_experts_than_there_are_is_refused_with_what_to_mend(tmp_path: Path) -> None:
+    path = make("mixtral", tmp_path / "model", **(EXPERTS | {"num_experts_per_tok": 9}))
+    assert refused(path, torch.float32).endswith("look at config.json, such as num_experts_per_tok")
 
 
 def test_experts_are_frozen_together_or_not_at_all(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Runs by Muon: equal to torch.optim.Muon with torch.optim.AdamW for the rest, and the same bits in every placement."""
 
 import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ssdplan.executor.checks import schedule_of
 from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.model.kinds import said_of_muon
 from ssdplan.executor.model.model import open_model
+from ssdplan.executor.optimizer.loss_scale import LossScale
 from ssdplan.executor.optimizer.muon import Muon
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import train
@@ -19,7 +21,10 @@ from ssdplan.plans.documents.matrices import Matrix
 from ssdplan.plans.errors import MismatchError
 from tests import reference, warm
 from tests.bounds import HANG_SECONDS
-from tests.executor.runs import LENGTH, micro_batches_of, prepare
+from tests.executor.runs import LENGTH, micro_batches_of, prepare, texts
+from tests.executor.test_architectures import make
+from tests.executor.test_mixtures import MIXTURES
+from tests.made.models import make_tokenizer
 from tests.made.plans import make_plan
 
 RECIPE = Recipe(steps=4, optimizer=Muon(lr=1e-4, beta2=0.95, weight_decay=0.1, lr_of_matrices=2.0))
@@ -56,7 +61,6 @@ def test_a_run_equals_torchs_muon_with_adamw_for_the_rest(directory, tmp_path, a
     exported = load_file(tmp_path / "run" / "model" / "model.safetensors")
     for name, tensor in exported.items():
         norm = torch.linalg.vector_norm
-        print(name, float(norm(tensor - weights[name]) / norm(weights[name])))
         assert norm(tensor - weights[name]) <= 1e-5 * norm(weights[name]), name
 
 
@@ -137,3 +141,44 @@ def test_what_muon_takes_and_what_not_is_said(directory):
     assert by_muon.startswith("Muon updates 21 matrices of blocks, ") and "mlp.down_proj" in by_muon
     assert "1 tied, of embedding and head" in rest and "norms, biases" in rest
     assert said_of_muon(open_model(directory / "llama", torch.float32).states) == ()
+
+
+def stored(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def test_a_step_in_fp16_that_overflows_leaves_every_matrix_as_it_was(directory, tmp_path):
+    recipe = replace(RECIPE, steps=1, loss_scale=LossScale(2.0**100))
+    _, result = run(directory, tmp_path / "run", recipe=recipe, precision="fp16", alpha=1.0, optimizer=0.4)
+    exported = stored(tmp_path / "run" / "model")
+    for name, tensor in stored(directory / "llama").items():
+        assert torch.equal(exported[name], tensor.half()), name
+    assert result.losses[0] > 0
+
+
+def test_steps_in_fp16_that_overflow_count_nowhere(directory, tmp_path):
+    """The first ones do, until the scale has come down, wherever states live."""
+    late = replace(RECIPE, steps=8, loss_scale=LossScale(2.0**24))
+    choices = {"precision": "fp16", "alpha": 1.0, "chunk": 4096}
+    _, first = run(directory, tmp_path / "0", recipe=late, optimizer=0.4, **choices)
+    _, second = run(directory, tmp_path / "1", recipe=late, optimizer=1.0, on_device=1.0, updated=0.6, **choices)
+    assert first.losses == second.losses and digest(tmp_path / "0") == digest(tmp_path / "1")
+    lines = [json.loads(line) for line in (tmp_path / "0" / "metrics.jsonl").read_text().splitlines()]
+    skipped = [line["skipped"] for line in lines if "loss" in line]
+    assert skipped.count(True) >= 1 and not skipped[-1] and skipped == sorted(skipped, reverse=True)
+
+
+@pytest.mark.parametrize("family", ["ernie4_5_moe"])
+def test_routers_that_stay_in_fp32_are_no_matrices_of_half_precision(tmp_path, family):
+    """A mixture in bf16 whose routers' parameters are fp32: the same bits in two placements, and fp32 in the export."""
+    folder = texts(tmp_path)
+    make(family, tmp_path / "llama", **MIXTURES[family], vocab_size=320)
+    make_tokenizer(tmp_path / "llama")
+    run(folder, tmp_path / "0", precision="bf16", alpha=0.3, optimizer=0.4, chunk=4096)
+    run(folder, tmp_path / "1", precision="bf16", optimizer=1.0, on_device=1.0, updated=0.6)
+    assert digest(tmp_path / "0") == digest(tmp_path / "1")
+    exported, before = stored(tmp_path / "0" / "model"), stored(tmp_path / "llama")
+    routers = {name for name in exported if name.endswith("mlp.gate.weight")}
+    kept = {name for name, tensor in exported.items() if tensor.dtype == torch.float32}
+    assert routers and kept - routers <= {name for name in exported if "moe_statics" in name} and routers <= kept
+    assert all(not torch.equal(exported[name], before[name].float()) for name in routers)

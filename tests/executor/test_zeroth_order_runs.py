@@ -417,6 +417,10 @@ def test_kept_weights_that_were_changed_are_refused_or_left(directory: Path, who
     out = tmp_path / "run"
     run(directory, out, steps=4, snapshot_every=3)
     assert kept_in(out) == ["weights-3", "weights-3.json"]
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    *before, kept, after = [line for line in lines if "ssd_written_bytes" in line]
+    flushed = kept["ssd_written_bytes"] - before[-1]["ssd_written_bytes"] - kept["snapshot_bytes"]
+    assert flushed >= 0 and after["ssd_written_bytes"] >= kept["ssd_written_bytes"]
     document, stored = out / "weights-3.json", out / "weights-3" / "model.safetensors"
     good, data = document.read_text(), bytearray(stored.read_bytes())
     data[-5] ^= 1

@@ -159,3 +159,17 @@ def test_a_device_whose_updates_nobody_measured_makes_none() -> None:
         ValidationError, match=r"placement\.\w+\.optimizer_device = 1: the machine has no device_update"
     ):
         Plan.model_validate_json(json.dumps(content))
+
+
+def test_a_few_bytes_too_much_cost_a_pair_and_not_the_device() -> None:
+    """The device keeps whole pairs of block and micro-batch: a plan that is over its budget by less than one of them
+    keeps one fewer there, and does not send all of them to ssd."""
+    profile = profile_of(gpu="rtx-4070", micro_batch_sizes=(2,), figures={}, host_memory_bytes=64 * GIB)
+    asked: dict[str, Any] = {"micro_batches": 1, "recompute": "paper", "residency": {"optimizer": 1, "parameters": 1}}
+    steps = []
+    for tenths in (44, 48, 50, 56, 68):
+        plan = planned(profile, 60, **asked, device_memory_bytes=tenths * GIB // 10)
+        assert plan.prediction.peak_device_bytes <= tenths * GIB // 10
+        assert all(each.tier != "ssd" for shares in plan.decision.saved.values() for each in shares), tenths
+        steps.append(plan.prediction.step_seconds)
+    assert all(more <= 1.01 * less for less, more in pairwise(steps))

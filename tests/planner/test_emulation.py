@@ -13,11 +13,11 @@ from ssdplan.planner.emulation import Request, emulated, parse, shape_of
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve
 from ssdplan.plans.documents.emulation import Emulation
-from ssdplan.plans.documents.profile import MixedBandwidth, Volume
+from ssdplan.plans.documents.profile import MixedBandwidth, Profile, Rung, Volume
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.views.plan_text import describe_plan
-from tests.made.profiles import GIB, made_machine
+from tests.made.profiles import GIB, MIB, made_machine
 
 REQUEST = Request(like="llama-2-7b", gpu="rtx-4090", ssds=("samsung-990-pro",), slower=3.0, micro_batch_sizes=(1, 4))
 
@@ -37,17 +37,19 @@ class Small:
         return Path("/stand-in") if name == "path" else getattr(model, name)
 
 
-def profile_of(request: Request):
+def profile_of(request: Request, measured: Profile | None = None):
     ends = (MixedBandwidth(read=1.0, write=0.0), MixedBandwidth(read=0.0, write=1.0))
     volume = Volume(path="/here", free_bytes=1 << 40, engine="io_uring", frontier=ends)
-    return emulated(request, Small(request), volume, made_machine(shared=True, cores=2))
+    return emulated(request, Small(request), volume, made_machine(shared=True, cores=2), measured=measured)
 
 
 @pytest.mark.parametrize(("host", "size", "n"), [(128 * GIB, 4, 4), (32 * GIB, 4, 2), (16 * GIB, 1, 3)])
 def test_a_step_is_as_many_times_as_long(host: int, size: int, n: int) -> None:
     """Whether all fits in DRAM or the drive is the slowest, by plans that are made apart. A stand-in's updates go by
-    fewer chunks, so what the drive's lanes wait for at both ends of a step is a larger part of it."""
-    asked = SolveRequest(host, micro_batch_size=size, micro_batches=n, recompute="all")
+    fewer chunks, so what the drive's lanes wait for at both ends of a step is a larger part of it. Where host memory is
+    little beside these chunks a stand-in updates nothing on its device (docs/emulation.md), so neither does."""
+    little = {} if host == 128 * GIB else {"updates": 0.0}
+    asked = SolveRequest(host, micro_batch_size=size, micro_batches=n, recompute="all", residency=little)
     what_if = WhatIf(
         model=REQUEST.like, gpu=REQUEST.gpu, ssds=REQUEST.ssds, host_memory_bytes=host,
         sequence_length=REQUEST.sequence_length, micro_batch_sizes=REQUEST.micro_batch_sizes,
@@ -137,3 +139,71 @@ def test_what_more_would_bring_is_told_by_the_workstation_s_sizes() -> None:
 def test_documents_name_what_no_operation_could_last(slower: float) -> None:
     with pytest.raises(ValidationError, match="slower"):
         Emulation(like="llama-2-7b", gpu="rtx-4090", ssd="samsung-990-pro", smaller=16, slower=slower)
+
+
+def measured_of(request: Request, *kept: int) -> Profile:
+    """A profile of the stand-in, whose blocks could keep so many bytes of four rows, and take a MiB beside."""
+    profile = profile_of(request)
+    rungs = tuple(
+        Rung(
+            name=f"rung-{number}", values=("value",), kept_bytes=nbytes, forward_seconds=9.0, backward_seconds=9.0,
+            forward_workspace_bytes=7, backward_workspace_bytes=8,
+        )
+        for number, nbytes in enumerate(kept, 1)
+    )  # fmt: skip
+    classes = tuple(
+        entry.model_copy(
+            update={
+                "timings": tuple(
+                    timing.model_copy(
+                        update={"rungs": rungs if entry.name == "block" else (), "forward_workspace_bytes": MIB}
+                    )
+                    for timing in entry.timings
+                )
+            }
+        )
+        for entry in profile.model.classes
+    )
+    return profile.model_copy(
+        update={"model": profile.model.model_copy(update={"classes": classes, "figures": "measured"})}
+    )
+
+
+def test_rungs_are_the_stand_ins_and_their_seconds_the_originals() -> None:
+    """Between two rungs of the original seconds are on a straight line; bytes and values are those that the stand-in
+    really keeps, and what its code takes counts where it is more."""
+    what_if = WhatIf(
+        model=REQUEST.like, gpu=REQUEST.gpu, ssds=REQUEST.ssds, host_memory_bytes=GIB,
+        sequence_length=REQUEST.sequence_length, micro_batch_sizes=(1, 4), rows="any",
+    )  # fmt: skip
+    its = estimate(what_if).model.timing("block", 4)
+    first, second, part = *its.rungs[:2], REQUEST.smaller**2
+    between = (first.kept_bytes + second.kept_bytes) // 2 // part
+    most = 2 * its.rungs[-1].kept_bytes // part
+    timing = profile_of(REQUEST, measured_of(REQUEST, first.kept_bytes // part, between, most)).model.timing("block", 4)
+    assert [rung.kept_bytes for rung in timing.rungs] == [first.kept_bytes // part, between, most]
+    assert {rung.values for rung in timing.rungs} == {("value",)}
+    wanted = [
+        (first.forward_seconds, first.backward_seconds),
+        ((first.forward_seconds + second.forward_seconds) / 2, (first.backward_seconds + second.backward_seconds) / 2),
+        (its.rungs[-1].forward_seconds, its.rungs[-1].backward_seconds),
+    ]
+    for rung, (forward, backward) in zip(timing.rungs, wanted, strict=True):
+        assert rung.forward_seconds == pytest.approx(3 * forward, rel=1e-4)
+        assert rung.backward_seconds == pytest.approx(3 * backward, rel=1e-4)
+        assert (rung.forward_workspace_bytes, rung.backward_workspace_bytes) == (7, 8)
+    plain = profile_of(REQUEST).model.timing("block", 4)
+    assert timing.forward_workspace_bytes == max(MIB, plain.forward_workspace_bytes)
+    assert timing.backward_workspace_bytes == plain.backward_workspace_bytes and plain.rungs == ()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"precision": "fp32"}, {"sequence_length": 64}, {"fingerprint": "0" * 64}, {"figures": "emulated"}]
+)
+def test_rungs_of_something_else_are_refused(changes: dict) -> None:
+    measured = measured_of(REQUEST, 1 << 16)
+    other = measured.model_copy(update={"model": measured.model.model_copy(update=changes)})
+    with pytest.raises(UsageError, match=r"--rungs-of: .* ssdplan profile --model /stand-in --sequence-length 128 "):
+        profile_of(REQUEST, other)
+    with pytest.raises(UsageError, match="--rungs-of"):
+        profile_of(replace(REQUEST, micro_batch_sizes=(1, 2)), measured)

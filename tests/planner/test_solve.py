@@ -41,7 +41,7 @@ def small() -> Profile:
 
 def least_named(error: InfeasibleError) -> tuple[str, int]:
     """The constraint and the least budget in bytes, as a user reads them."""
-    found = re.search(r"fits: (.*) of .* least that would do is ([0-9.]+) (KiB|MiB|GiB)$", str(error))
+    found = re.search(r"fits: (.*) of .* least that would do is ([0-9.]+) (KiB|MiB|GiB)(?:$|\. )", str(error))
     assert found, str(error)
     return found[1], parse_bytes(f"{found[2]} {found[3]}")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -98,6 +99,21 @@ class MadeLayer:
     states: tuple[int, ...]
 
 
+@dataclass
+class MadeRouting:
+    """Experts of which the busiest takes so many times a mean one's tokens; None where there are none."""
+
+    times: float | None = None
+    asked: list[str] = field(default_factory=list)
+
+    def begin(self) -> None:
+        self.asked.append("begin")
+
+    def end(self) -> SimpleNamespace | None:
+        self.asked.append("end")
+        return None if self.times is None else SimpleNamespace(times=self.times)
+
+
 @dataclass(frozen=True)
 class MadeModel:
     """Three blocks of two classes; the head shares the embedding's state and has one of its own."""
@@ -116,6 +132,7 @@ class MadeModel:
     freeze: tuple[str, ...] = ()
     allow_unused_weights: bool = False
     least: int = 1
+    routing: MadeRouting = field(default_factory=MadeRouting)
     layers: tuple[MadeLayer, ...] = (
         MadeLayer("embedding", "embedding", (4,)),
         MadeLayer("block.0", "block.0", (0,)),
@@ -176,6 +193,7 @@ class MadeLayers:
     calls: list[tuple[str, int, int]] = field(default_factory=list)
     """Method, layer, rows."""
     head: MadeHead = field(default_factory=MadeHead)
+    lacks_spans: bool = False
 
     def begin_step(self, step: int, micro_batches: Sequence[Any]) -> int:
         self.micro_batches = list(micro_batches)

@@ -16,7 +16,15 @@ from ssdplan.profiler.layer_bench import Bench, saved_activation_bytes
 from ssdplan.profiler.measure import Limits
 from ssdplan.profiler.model import ModelCosts, measure_model
 from tests.bounds import HANG_SECONDS
-from tests.profiler.made import FORWARD_SECONDS, MadeDevice, MadeLayers, MadeMicroBatch, MadeModel, MadeWeights
+from tests.profiler.made import (
+    FORWARD_SECONDS,
+    MadeDevice,
+    MadeLayers,
+    MadeMicroBatch,
+    MadeModel,
+    MadeRouting,
+    MadeWeights,
+)
 
 LENGTH = 16
 
@@ -120,6 +128,16 @@ def test_only_a_class_of_one_layer_begins_with_an_empty_heap(monkeypatch: pytest
     assert given == [0, 2, 4], "blocks 0 and 2 are of one class"
 
 
+@pytest.mark.parametrize("times", [None, 2.5])
+def test_the_busiest_expert_is_the_routings(times: float | None) -> None:
+    model = MadeModel(routing=MadeRouting(times))
+    costs = measure_model(
+        model, MadeLayers(model), MadeMicroBatch, MadeWeights(), MadeDevice(peak=0),
+        sequence_length=LENGTH, micro_batch_sizes=(1,), limits=Limits(seconds=0.01), progress=silent,
+    )  # fmt: skip
+    assert costs.busiest_expert == times and model.routing.asked == ["begin", "end"]
+
+
 def test_bytes_are_the_most_of_padded_and_shared_rows() -> None:
     """A made model that keeps more for rows that two sequences share, and whose layers take more for them."""
 
@@ -140,7 +158,7 @@ def test_bytes_are_the_most_of_padded_and_shared_rows() -> None:
         assert costs.context_bytes == {rows: kept + rows * LENGTH * 3 * 8 for rows in (1, 2)}
         assert {t.backward_workspace_bytes for entry in costs.classes for t in entry.timings} == {peak}
         last = layers.micro_batches[-1]
-        shared = torch.arange(LENGTH) - torch.tensor([0] * (LENGTH // 2) + [LENGTH // 2] * (LENGTH - LENGTH // 2))
+        shared = (torch.arange(LENGTH) - 1).clamp(min=0)
         assert (last.position_ids is not None) == apart
         assert not apart or (last.position_ids == shared).all()
 

@@ -8,6 +8,7 @@ it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -94,9 +95,11 @@ class Conversions:
         for pattern, count_and_view in _by_pattern(merged.converter, views).items():
             stored = sorted(merged.names.get(pattern, []), key=dot_natural_key)
             if len(stored) != len(count_and_view):
+                source = merged.converter.source_patterns[pattern]
                 raise MismatchError(
-                    f"{name} has {len(count_and_view)} parts {merged.converter.source_patterns[pattern]}, and the "
-                    f"checkpoint has {len(stored)} of them"
+                    f"{name} has {len(count_and_view)} parts {source}, and the checkpoint has {len(stored)} of them"
+                    f"{_by_number(source, stored, len(count_and_view))}; config.json tells another number of experts "
+                    "than there are, or the checkpoint is not whole"
                 )
             for each, view in zip(stored, count_and_view, strict=True):
                 inside = view.untyped_storage()._cdata == whole.untyped_storage()._cdata and view.is_contiguous()
@@ -112,6 +115,22 @@ class Conversions:
         ends = [0, *(part.stop for part in parts)]
         assert [part.start for part in parts] == ends[:-1] and ends[-1] == whole.numel(), f"{name} is not filled once"
         return tuple(parts)
+
+
+def _by_number(pattern: str, stored: Sequence[str], count: int) -> str:
+    """Of parts that should be numbered from 0 to count - 1: the first that is missing or too many, by name; empty where
+    their names do not tell."""
+    number = re.compile(re.escape(pattern).replace(r"\*", r"(\d+)"))
+    found = {int(match[1]): match for each in stored if "*" in pattern and (match := number.search(each))}
+    if len(found) != len(stored) or not found:
+        return ""
+    of_one = next(iter(found.values()))
+    begin, end = of_one.string[: of_one.start(1)], of_one.string[of_one.end(1) :]
+    for what, numbers in (("lacks", set(range(count)) - set(found)), ("has", set(found) - set(range(count)))):
+        if numbers:
+            more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+            return f": it {what} {begin}{min(numbers)}{end}{more}"
+    return ""
 
 
 class _Views(TorchFunctionMode):

@@ -1,11 +1,12 @@
 """Which of a model directory's files are its weights: those that transformers' from_pretrained would load.
 
-Owns their names, the order of preference among several sets of weights, and what is said of the sets that are left.
-It opens no weights, and a pickle is never opened by anyone.
+Owns their names, the order of preference among several sets of weights, what is said of the sets that are left, and
+the fingerprint by which a set is known. It loads no weights, and a pickle is never opened by anyone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ _OF_OTHERS = ("*.h5", "*.msgpack", "*.gguf", "original/*.safetensors", "original
 """Weights in formats that from_pretrained does not look for, or in the folder of a model's first publisher."""
 _NAMED = 4
 """Files that a note lists."""
+_SAMPLES = 256
+_SAMPLE_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,22 @@ def weight_files(path: Path) -> tuple[Path, ...]:
     from_pretrained would load something else: an adapter, or the shards of a distributed checkpoint.
     """
     return _chosen(path).files
+
+
+def weights_fingerprint(path: Path) -> str:
+    """Of a model directory's safetensors files; see `Origin.weights`."""
+    digest = hashlib.sha256()
+    for file in weight_files(path):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as stream:
+            header = int.from_bytes(stream.read(8), "little")
+            digest.update(stream.read(min(header, size)))
+            begin = min(8 + header, size)
+            for number in range(_SAMPLES):
+                stream.seek(begin + (size - begin) * number // _SAMPLES)
+                digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 def left_weights(path: Path) -> str:

@@ -34,6 +34,8 @@ from .standins import LayerCall, split_call, stand_ins
 ROWS, LENGTH = 2, 8
 LOUD = 30.0
 """By how much logits are scaled so that a loss shows terms that grow faster with them than the cross entropy."""
+_TOO_MANY = "a router takes more experts than there are: look at config.json, such as num_experts_per_tok"
+"""The way out where torch cannot choose as many of a row's numbers as it is asked for."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +280,9 @@ def _trace(
         except MismatchError:
             raise
         except Exception as error:
-            refuse(f"its own forward cannot be followed ({type(error).__name__}: {_first_line(error)})")
+            told = _first_line(error)
+            way_out = f"; {_TOO_MANY}" if "selected index k out of range" in told else ""
+            refuse(f"its own forward cannot be followed ({type(error).__name__}: {told}){way_out}")
     if record:
         record(output.loss)
     _check_numbers(module, calls, output, refuse)

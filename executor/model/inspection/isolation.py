@@ -3,7 +3,8 @@
 Owns three questions: whether no sequence sees another and positions begin again with each; whether the beginning of a
 row is untouched by what follows, such as padding; and whether a token sees those behind it. Answers them by running the
 model's own forward and each of its layers on sequences side by side and alone, with matrices that stand for trained
-ones and take no memory.
+ones and take no memory. Also whether its attention can be told by spans instead of masks of pairs
+(`model/attention/by_spans.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import create_masks_for_generate
 
+from ..attention.by_spans import BY_SPANS, attending_by_spans, may_attend_by_spans
 from .blocks import has_experts, one_of_each_kind
 from .sparse import CannotRunError, outputs
 
@@ -36,13 +38,17 @@ def arguments_apart(
     how: How, position_ids: torch.Tensor, config: PreTrainedConfig, dtype: torch.dtype
 ) -> dict[str, Any]:
     """What a model of `config`, which computes in `dtype`, is called with, beside its tokens, so that sequences that
-    share a row are apart. `position_ids` [b, s] begin at 0 again with each; a mask is bool [b, 1, s, s]."""
+    share a row are apart. `position_ids` [b, s] begin at 0 again with each; a mask is bool [b, 1, s, s], or spans where
+    the model attends by these."""
     told: dict[str, Any] = {"position_ids": position_ids}
     if how == "masks":
         shape = torch.zeros((), dtype=dtype, device=position_ids.device).expand(*position_ids.shape, 1)
         masks = create_masks_for_generate(config, shape, None, None, position_ids=position_ids)
         return told | {"attention_mask": masks}
-    if how == "mask":
+    if how == "mask" and config._attn_implementation == BY_SPANS:
+        first = torch.arange(position_ids.shape[1], device=position_ids.device) - position_ids
+        told["attention_mask"] = first[:, None, None].to("cpu", torch.int32)
+    elif how == "mask":
         sequence = (position_ids == 0).cumsum(-1, dtype=torch.int32)
         told["attention_mask"] = (sequence[:, None, :, None] == sequence[:, None, None, :]).tril_()
     return told
@@ -62,6 +68,8 @@ class Isolation:
     """Whether a padded row gets something else than it gets alone although a mask says what is padding."""
     in_the_way: str = ""
     """What keeps it from keeping sequences apart, in words; empty where nothing does."""
+    by_spans: bool = False
+    """Whether attention by spans gives whole rows what they get without, to the bit, and keeps sequences apart."""
 
 
 def isolation(module: PreTrainedModel, blocks: nn.ModuleList, *, returned: int | None, hidden_size: int) -> Isolation:
@@ -117,6 +125,10 @@ def isolation(module: PreTrainedModel, blocks: nn.ModuleList, *, returned: int |
         differ[how] = [number for number, _ in found if number not in exact]
         return not differ[how]
 
+    def whole_rows_are_the_same() -> bool:
+        again = run(long, {}, lambda layer: hidden_of(layer)[1])
+        return all(torch.equal(one, other) for one, other in zip(again, longs, strict=True))
+
     def has_another_end(begin: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
         return torch.cat([begin[:, : _LONG - _LATER], end], 1)
 
@@ -138,7 +150,11 @@ def isolation(module: PreTrainedModel, blocks: nn.ModuleList, *, returned: int |
     apart = next((how for how in ways if _holds(lambda how=how: is_apart(how, alone))), None)  # type: ignore[misc]
     kinds = [type(blocks[layer]).__name__ for layer in (range(len(blocks)) if layers is None else layers)]
     in_the_way = "" if apart else _in_the_way(differ, kinds, _attends_otherwise(module))
-    return Isolation(causal, apart, looks_ahead, padding_shows, in_the_way)
+    by_spans = False
+    if apart is not None and may_attend_by_spans(module):
+        with attending_by_spans(module):
+            by_spans = bool(_holds(whole_rows_are_the_same) and _holds(lambda: is_apart(apart, alone)))
+    return Isolation(causal, apart, looks_ahead, padding_shows, in_the_way, by_spans)
 
 
 def _in_the_way(differ: Mapping[How, Sequence[int]], kinds: Sequence[str], otherwise: str) -> str:

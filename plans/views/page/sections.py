@@ -44,14 +44,18 @@ def opening(plan: Plan, overlay: Overlay | None) -> Markup:
     if overlay:
         badge = "a run, its last step beside the plan"
     tokens = d.tokens
-    beside = ("", "")
+    step, speed = duration(p.step_seconds), number(p.tokens_per_second)
+    tiles = [
+        _tile("a step", step, f"bound by {p.bound_by}"),
+        _tile("tokens a second", speed, f"{tokens:,} tokens a step"),
+    ]
     if overlay:
         seconds = overlay.measured.seconds
-        error = f"{seconds / p.step_seconds - 1:+.1%}"
-        beside = (f"last step: {duration(seconds)} ({error})", f"last step: {number(tokens / seconds)}")
-    tiles = [
-        _tile("a step", duration(p.step_seconds), beside[0] or f"bound by {p.bound_by}"),
-        _tile("tokens a second", number(p.tokens_per_second), beside[1] or f"{tokens:,} tokens a step"),
+        tiles = [
+            _tile("the last step", duration(seconds), f"predicted: {step} ({seconds / p.step_seconds - 1:+.1%})"),
+            _tile("tokens a second in it", number(tokens / seconds), f"predicted: {speed}"),
+        ]
+    tiles += [
         *(
             _tile(f"peak {tier} memory", format_bytes(peak), f"of {format_bytes(budget)}", bar(peak, budget))
             for tier, (peak, budget) in memories(plan).items()
@@ -200,11 +204,17 @@ def sensitivities(plan: Plan) -> Markup:
                 getattr(row, "words", "") or f"{unit} more of {row.resource}",
                 "nothing" if nothing else f"{100 * row.throughput_gain:+.2f}%",
                 "" if nothing else bar(abs(row.throughput_gain), most),
-                "" if nothing else f"{duration(abs(row.seconds_per_unit))} a step",
+                ""
+                if nothing
+                else f"{duration(abs(row.seconds_per_unit))} {_more_or_less(row.seconds_per_unit)} a step",
             )
         )
     made = table(("", "tokens/s", "", "time"), rows, words=(0, 2)) if rows else ""
     return section("What more would bring", made, name="sensitivity")
+
+
+def _more_or_less(seconds: float) -> str:
+    return "more" if seconds > 0 else "less"
 
 
 def budgets(plan: Plan) -> Markup:

@@ -35,7 +35,13 @@ def draw_curves(curves: Curves, plan: Plan) -> Figure:
     FigureCanvasAgg(figure)
     loss, speed, norm, rate = figure.subplots(4, 1, sharex=True, height_ratios=(3, 2, 1.4, 1))
     name = "".join(char if char.isascii() and char.isprintable() else "?" for char in plan.model.name[:40])
-    figure.suptitle(f"{curves.last:,} steps of {name}", x=0.01, ha="left", fontweight="bold", parse_math=False)
+    figure.suptitle(
+        f"{curves.last:,} step{'' if curves.last == 1 else 's'} of {name}",
+        x=0.01,
+        ha="left",
+        fontweight="bold",
+        parse_math=False,
+    )
     _line(loss, thinned(curves.steps, curves.of("loss"), POINTS), "training")
     if len(held_out := curves.held_out.sort_index()):
         loss.plot(
@@ -58,9 +64,10 @@ def draw_curves(curves: Curves, plan: Plan) -> Figure:
     norm.set_ylabel("gradient norm")
     _line(rate, thinned(curves.steps, curves.of("lr"), POINTS), "learning rate")
     rate.set_ylabel("learning rate")
+    rate.set_ylim(bottom=0.0)
     rate.set_xlabel("step")
     rate.xaxis.set_major_locator(MaxNLocator(integer=True))
-    rate.set_xlim(0, max(curves.last, 1))
+    rate.set_xlim(0, 1.01 * max(curves.last, 1))  # so that the last point is whole
     for axes in (loss, speed, norm, rate):
         axes.grid(alpha=0.25)
         for side in ("top", "right"):

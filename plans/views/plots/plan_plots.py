@@ -270,11 +270,14 @@ def _zoom(timeline: Timeline, turn: float | None) -> tuple[float, float] | None:
 
 
 def draw_throughput(plan: Plan) -> Figure:
-    """Tokens a second against micro-batches, for each micro-batch size, under the rooflines of compute and of I/O."""
-    figure = _figure(f"Throughput against the number of micro-batches: {_name(plan)}")
-    axes = figure.subplots(1, 1)
+    """Tokens a second against micro-batches, for each micro-batch size, under the rooflines of compute and of I/O. Of
+    one batch, a bar for each way to cut it."""
     decision, chosen = plan.decision, plan.prediction.tokens_per_second
     sizes = sorted({entry.micro_batch_size for entry in plan.alternatives})
+    if len({entry.micro_batch_size * entry.micro_batches for entry in plan.alternatives}) == 1:
+        return _draw_one_batch(plan)
+    figure = _figure(f"Throughput against the number of micro-batches: {_name(plan)}")
+    axes = figure.subplots(1, 1)
     handles: list[Patch | Line2D] = []
     for index, size in enumerate(sizes):
         colour = SIZE_COLOURS[index % len(SIZE_COLOURS)]
@@ -316,6 +319,38 @@ def draw_throughput(plan: Plan) -> Figure:
     axes.yaxis.set_major_formatter(lambda value, _: number(value))
     _finish(axes)
     _legend(axes, [star, *handles, *(styles if sizes else [])])
+    return figure
+
+
+def _draw_one_batch(plan: Plan) -> Figure:
+    """A bar for each way to cut the plan's batch into micro-batches."""
+    decision = plan.decision
+    batch = decision.micro_batch_size * decision.micro_batches
+    figure = _figure(f"Throughput of a batch of {batch} row{'s' if batch > 1 else ''}, by how it is cut: {_name(plan)}")
+    axes = figure.subplots(1, 1)
+    entries = sorted(plan.alternatives, key=lambda entry: entry.micro_batch_size)
+    for place, entry in enumerate(entries):
+        colour = SIZE_COLOURS[place % len(SIZE_COLOURS)]
+        face = colour if entry.simulated else "white"
+        axes.bar(place, entry.tokens_per_second, 0.6, color=face, edgecolor=colour, linewidth=1.6)
+        axes.text(place, entry.tokens_per_second, number(entry.tokens_per_second), ha="center", va="bottom")
+        roof = entry.compute_tokens_per_second
+        axes.plot([place - 0.4, place + 0.4], [roof, roof], color=_FAINT, linestyle="--", linewidth=1.2)
+    axes.set_xticks(range(len(entries)), [f"{each.micro_batches} x {each.micro_batch_size}" for each in entries])
+    axes.set_xlim(-0.8, len(entries) - 0.2)
+    axes.set_ylim(bottom=0.0)
+    axes.set_xlabel("micro-batches x sequences in each")
+    axes.set_ylabel("tokens/s")
+    axes.yaxis.set_major_formatter(lambda value, _: number(value))
+    own = f"{decision.micro_batches} x {decision.micro_batch_size} sequences of {decision.sequence_length:,} tokens"
+    _subtitle(axes, f"this plan: {own}, {number(plan.prediction.tokens_per_second)} tokens/s")
+    _finish(axes)
+    styles: list[Patch | Line2D] = [
+        Patch(facecolor=_INK, edgecolor=_INK, label="simulated, as plans predict"),
+        Patch(facecolor="white", edgecolor=_INK, label="estimated by the linear program"),
+        Line2D([], [], color=_FAINT, linestyle="--", label="if only compute took time"),
+    ]
+    _legend(axes, styles)
     return figure
 
 

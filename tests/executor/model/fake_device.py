@@ -15,6 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend  # as of torch 2.9
 
+from ssdplan.executor.model.attention import by_spans
 from ssdplan.executor.model.layers import Layers, MicroBatch
 from ssdplan.executor.model.model import open_model
 from tests.made.models import make_model
@@ -32,6 +33,7 @@ def main(directory: Path, families: Sequence[str]) -> None:
     MicroBatch.label_tokens = lambda self: ROWS * (LENGTH - 1)  # type: ignore[method-assign]
     Layers._check = lambda self, index, micro_batch: None  # type: ignore[method-assign]
     Layers._needs_mask = lambda self, micro_batch: True  # type: ignore[method-assign]
+    by_spans.works_on = lambda device, dtype: True  # type: ignore[attr-defined]
     for family in families:
         for padded in (False, True):
             found = {"family": family, "padded": padded, "error": ""}

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ssdplan.executor.device.device import generators
+from ssdplan.executor.model.attention.by_spans import settle
 from ssdplan.executor.model.inspection.isolation import isolation
 from ssdplan.executor.model.layers import Layers, MicroBatch
 from ssdplan.executor.model.model import StreamedModel, open_model
@@ -407,8 +408,9 @@ def test_recorded_arguments_are_kept_once_and_forgotten(tmp_path: Path) -> None:
     assert it.layers.context_bytes() == one, "the same shape without padding"
     it.forward(0, 2)
     assert it.layers.context_bytes() > one
-    padded = micro_batches(2)
-    it.batches = [padded[0], padded[0]]
+    positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6], list(range(12))])
+    shared = MicroBatch(whole[0].input_ids, whole[0].input_ids, None, positions)
+    it.batches = [shared, replace(shared, position_ids=positions.clone())]
     it.layers.begin_step(1, it.batches)
     assert it.layers.context_bytes() == 0
     it.forward(0, 0)
@@ -426,9 +428,10 @@ def ending_together(length: int, tokens: int) -> MicroBatch:
 
 
 @pytest.mark.parametrize(("causal", "more"), [(True, 0), (False, 2 * 12 * 12)])
-def test_padding_behind_all_rows_needs_no_mask(tmp_path: Path, causal: bool, more: int) -> None:
+def test_padding_needs_no_mask(tmp_path: Path, causal: bool, more: int) -> None:
     """Unless what comes later in a row changes what came before: a model that attends in both directions is told."""
-    it = opened(make_model("llama", tmp_path / "llama"))
+    it = opened(make_model("llama", tmp_path / "llama"), alone=True)
+    settle(it.model.module, False, CPU, torch.float32)
     found = isolation(it.model.module, it.model.blocks, returned=None, hidden_size=it.model.hidden_size)
     assert found == it.model.anatomy.isolation and found.causal
     if not causal:
@@ -439,12 +442,14 @@ def test_padding_behind_all_rows_needs_no_mask(tmp_path: Path, causal: bool, mor
         it.model = replace(it.model, anatomy=replace(it.model.anatomy, isolation=found))
         it.layers = Layers(it.model, CPU)
     kept = []
-    for batch in (MicroBatch(*[ending_together(12, 12).input_ids] * 2), ending_together(12, 9)):
+    apart = ending_together(12, 9)
+    apart.attention_mask[0] = 1
+    for batch in (MicroBatch(*[ending_together(12, 12).input_ids] * 2), ending_together(12, 9), apart):
         it.batches = [batch]
         it.layers.begin_step(0, it.batches)
         it.forward(0, 0)
         kept.append(it.layers.context_bytes())
-    assert kept[1] - kept[0] == more
+    assert [each - kept[0] for each in kept[1:]] == [more, more]
 
 
 def test_tokens_and_lengths_that_are_not_the_models(tmp_path: Path) -> None:

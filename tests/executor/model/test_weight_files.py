@@ -14,10 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ssdplan.executor.data.tokens import load_tokenizer
-from ssdplan.executor.model.directory.weight_files import left_weights, weight_files
+from ssdplan.executor.model.directory.weight_files import left_weights, weight_files, weights_fingerprint
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.model.weights import Weights
-from ssdplan.executor.snapshots.snapshots import weights_fingerprint
 from ssdplan.plans.errors import MismatchError, UsageError
 from tests import reference
 from tests.executor.losses import plain_loss, rows_of, streamed_loss

@@ -73,11 +73,14 @@ def test_a_full_disk_on_one_rank_ends_all_and_loses_nothing(directory: Path, tmp
     [
         ({}, None),
         ({"RANK": "1", "WORLD_SIZE": "2"}, Place(1, 2, 0, 1)),
+        ({"RANK": "0", "WORLD_SIZE": "2", "SSDPLAN_LAUNCHED": "/launched"}, Place(0, 2, 0, 1, Path("/launched"))),
         ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, Place(3, 4, 1, 2)),
     ],
 )
 def test_torchruns_environment_is_read(environment: dict[str, str], found: Place | None) -> None:
     assert place_of(environment) == found
+    if found:
+        assert found.meeting == ("file:///launched/meeting" if found.launcher else "env://")
 
 
 @pytest.mark.parametrize(

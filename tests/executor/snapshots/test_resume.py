@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ from ssdplan.plans.documents.metrics import StepMetrics
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.run import Run
 from ssdplan.plans.errors import DiskFullError, MismatchError, StoreError, UsageError
+from ssdplan.plans.views.quantities import decimal
+from ssdplan.plans.views.report_text import describe_report
 from tests.bounds import HANG_SECONDS
 from tests.executor.memory.test_migration import (
     ON_DEVICE,
@@ -338,6 +341,30 @@ def test_a_snapshot_writes_what_lives_on_host_and_no_more(directory, tmp_path):
         lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         written = {line["snapshot_bytes"] for line in lines if "snapshot_bytes" in line}
         assert written == {int(share * 12 * sum(state.elements for state in plan.model.states))}
+
+
+def test_what_a_run_wrote_counts_every_snapshot(directory, tmp_path):
+    """The last one too, behind the last step, and those before it went on; and beside it the model."""
+    out, plan = tmp_path / "run", plan_of(directory, ON_HOST)
+    run(directory, out, plan, steps=2, snapshot_every=1)
+
+    def told() -> tuple[list[dict[str, int]], dict[str, int]]:
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        written = [line for line in lines if "ssd_written_bytes" in line]
+        return written, json.loads((out / "report.json").read_text())
+
+    lines, report = told()
+    assert ["snapshot_bytes" in line for line in lines] == [False, True, False, True]
+    grown = [after["ssd_written_bytes"] - before["ssd_written_bytes"] for before, after in pairwise(lines)]
+    assert [grown[0], grown[2]] == [line["snapshot_bytes"] for line in lines[1::2]] and grown[0] > 0
+    assert report["ssd_written_bytes"] == lines[-1]["ssd_written_bytes"]
+    assert 0 < report["model_bytes"] < (out / "model" / "model.safetensors").stat().st_size
+    said = describe_report(out / "report.json")
+    assert f"ssd in all  {decimal(report['ssd_written_bytes'])}: loading, steps and snapshots; the model takes " in said
+    resume(directory, out, plan, steps=3)
+    again, report = told()
+    assert again[:4] == lines and again[4]["ssd_written_bytes"] >= lines[-1]["ssd_written_bytes"]
+    assert report["ssd_written_bytes"] == again[-1]["ssd_written_bytes"] > lines[-1]["ssd_written_bytes"]
 
 
 # What is not the same run.

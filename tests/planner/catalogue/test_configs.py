@@ -216,6 +216,7 @@ MIXTURE = QWEN | {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
 }
+FALCON = QWEN | {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2}
 
 
 @pytest.mark.parametrize(
@@ -246,6 +247,24 @@ MIXTURE = QWEN | {
             "do_layer_norm_before is",
         ),
         ({"model_type": "opt", "max_position_embeddings": 64, "word_embed_proj_dim": 32}, "embeddings are projected"),
+        *(
+            ({"sliding_window": window}, "sliding_window is .*, no whole number from 1 to 16,777,216")
+            for window in (-1, "4096", 4.5, True, False, 0.0, [4096], {}, 10**30)
+        ),
+        *(
+            ({"layer_types": kinds}, "layer_types is .*, no list with a type for each of 2 blocks")
+            for kinds in ("full_attention", 2, {}, [], ["full_attention"], ["full_attention"] * 3)
+        ),
+        ({"layer_types": ["full_attention", "mamba"]}, 'layer_types has "mamba", none of full_attention'),
+        ({"layer_types": [{}, []]}, "layer_types has dict, none of"),
+        (MIXTURE | {"decoder_sparse_step": True}, "decoder_sparse_step is true"),
+        *((FALCON | {"num_ln_in_parallel_attn": norms}, "neither 1 nor 2") for norms in (1.0, True, "1", [1], 3)),
+        ({"vocab_size": 1 << 22, "hidden_size": 1 << 18}, "its embedding has 1,099,511,627,776 parameters, more than"),
+        ({"num_attention_heads": 1 << 16, "head_dim": 1 << 18}, "a block has .* parameters, more than 1,000,000,000"),
+        (
+            {"num_hidden_layers": 4096, "hidden_size": 1 << 15, "intermediate_size": 1 << 18},
+            "it has .* parameters, more than 10,000,000,000,000",
+        ),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
@@ -268,10 +287,15 @@ def test_what_is_not_understood_is_refused_with_the_way_out(fields: dict[str, An
         (b'{"a":' * 100_000, "nested too deeply"),
         (b'{"hidden_size": ' + b"9" * 5000 + b"}", "digits"),
         (b'{"a": 1, "a": 2}', "'a' is there twice"),
+        (b'{"rope_theta": NaN}', "NaN is no number that JSON has"),
+        (b'{"rope_scaling": {"factor": Infinity}}', "Infinity is no number that JSON has"),
+        (b'{"rms_norm_eps": [-Infinity]}', "-Infinity is no number that JSON has"),
+        (b'{"rope_theta": 1e999}', "the number 1e999 is out of range"),
+        (b'{"rope_theta": -1' + b"0" * 400 + b".0}", "the number -1000.* is out of range"),
         (b'{"schema": "ssdplan.profile/1"}', "is a document of ssdplan, not a config.json; give solve a profile alone"),
         (b" " * (MOST_BYTES + 1), "config.json"),
     ],
-    ids=range(9),
+    ids=range(14),
 )
 def test_a_hostile_file_is_refused(data: bytes, says: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from ssdplan.planner.catalogue import CPUS, GPUS, find
+from ssdplan.planner.catalogue.gpus import Gpu
 from ssdplan.planner.catalogue.ranks import Ranks
 from ssdplan.planner.catalogue.whatif import WhatIf, estimate
 from ssdplan.planner.request import SolveRequest, budget_of
@@ -41,6 +42,32 @@ def test_a_processor_that_is_named_stands_beside_any_gpu() -> None:
     assert profile(gpu="gh200", cpu="EPYC 9965").machine.name == "gh200, epyc-9965"
     assert profile(gpu="none").machine.name == "ryzen-7-7840u"
     assert profile(gpu="RTX 4090").machine.name == "rtx-4090, ryzen-9-7950x"
+
+
+@pytest.mark.parametrize("gpu", [gpu for gpu in GPUS if gpu.unified], ids=lambda gpu: gpu.name)
+def test_a_chip_with_unified_memory_has_its_own_processor_and_no_link(gpu: Gpu) -> None:
+    for cpu in CPUS:
+        if cpu.name != gpu.cpu:
+            with pytest.raises(UsageError, match=f"--cpu {cpu.name}: {gpu.name} is of one chip with {gpu.cpu}"):
+                profile(gpu=gpu.name, cpu=cpu.name)
+    with pytest.raises(UsageError, match="shares its memory with host, so there is no link; leave it out"):
+        profile(gpu=gpu.name, link="pcie-5.0-x16")
+    assert profile(gpu=gpu.name, cpu=gpu.cpu, link=gpu.link) == profile(gpu=gpu.name)
+
+
+@pytest.mark.parametrize("cores", [0.5, 1e-9, 2.5])
+def test_a_processor_has_whole_cores(cores: float) -> None:
+    with pytest.raises(UsageError, match=r"--figure cpu\.cores=.*: a processor has whole cores, at least one"):
+        profile(figures={"cpu.cores": cores})
+    assert profile(figures={"cpu.cores": 1.0}).machine.cores == 1
+    with pytest.raises(UsageError, match=r"--figure cpu\.drives=.*: drives are counted whole"):
+        profile(figures={"cpu.drives": cores})
+
+
+@pytest.mark.parametrize("ssd", ["990 pro:", "990 pro: *2", "samsung-990-pro:*2"])
+def test_a_colon_wants_a_capacity_behind_it(ssd: str) -> None:
+    with pytest.raises(UsageError, match="after : comes a capacity, such as samsung-990-pro:2TB"):
+        profile(ssds=[ssd])
 
 
 def test_a_gpu_without_bf16_wants_another_precision() -> None:

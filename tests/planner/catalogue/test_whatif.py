@@ -317,10 +317,15 @@ def test_more_of_anything_is_never_slower(gpu: str, precision: Precision) -> Non
         machine, volume = profile.machine, profile.machine.volumes[0]
         rates = [machine.update_rate, machine.h2d_bandwidth, machine.d2h_bandwidth]
         rates += [volume.frontier[0].read, volume.frontier[-1].write]
+        for moved, cores in (
+            (volume.frontier[0].read, volume.read_cores),
+            (volume.frontier[-1].write, volume.write_cores),
+        ):
+            rates += [moved / cores] if cores else []
         layers = [each for timing in timings for each in (timing.forward_seconds, timing.backward_seconds)]
         return layers + [1 / rate for rate in rates]
 
-    device = ["cpu.flops"] if gpu == "none" else ["gpu.flops", "gpu.memory-bandwidth"]
+    device = ["cpu.flops", "cpu.drive-bandwidth"] if gpu == "none" else ["gpu.flops", "gpu.memory-bandwidth"]
     usual, names = seconds({}), [*device, "cpu.memory-bandwidth", "link.h2d", "link.d2h", "ssd.read", "ssd.write"]
     for name in names:
         given = {"cpu.flops": 1e14, "gpu.flops": 2e15, "gpu.memory-bandwidth": 2e13}.get(name, 1e12)
@@ -332,6 +337,18 @@ def test_more_of_anything_is_never_slower(gpu: str, precision: Precision) -> Non
             assert all(new <= old for new, old in zip(seconds({name: 1.0}), usual, strict=True)), name
         slower = seconds({"gpu.attention-tokens": 4000.0})
         assert all(new >= old for new, old in zip(slower, usual, strict=True)) and slower != usual
+
+
+def test_without_a_gpu_drives_take_cores_for_every_byte() -> None:
+    """As many core-seconds a byte as a core's rate says, whatever the drives' speed; with a GPU none."""
+    given = {"cpu.drive-bandwidth": 2e9}
+    for ssds in (("samsung-990-pro",), ("samsung-990-pro*2", "p4510")):
+        for volume in estimate(what_if(gpu="none", ssds=ssds, figures=given)).machine.volumes:
+            assert volume.frontier[0].read / volume.read_cores == pytest.approx(2e9)
+            assert volume.frontier[-1].write / volume.write_cores == pytest.approx(2e9)
+    assert {(each.read_cores, each.write_cores) for each in estimate(what_if()).machine.volumes} == {(0.0, 0.0)}
+    with pytest.raises(UsageError, match="no such figure"):
+        estimate(what_if(figures=given))
 
 
 def test_logits_of_a_chunk_are_all_that_an_estimate_needs() -> None:
@@ -414,7 +431,7 @@ def test_without_a_gpu_the_device_is_emulated() -> None:
     assert machine.device_memory_bytes == 4 * GIB and machine.host_available_bytes == 8 * GIB
     products = 2 * 2048 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)
     scores = 2 * 2048 * 2048 * 576
-    rate = 0.6 * 8 * 3.3e9 * 32
+    rate = 0.7 * 8 * 3.3e9 * 32
     assert profile.model.timing("block", 1).forward_seconds == pytest.approx((products + scores) / rate, rel=1e-6)
 
 
@@ -658,3 +675,34 @@ def test_options_that_do_not_belong_together_are_refused(
 def test_a_what_if_loads_no_torch(tmp_path: Path) -> None:
     code = f"import sys; from ssdplan import cli; cli.main({list(COMMAND)!r}); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True)
+
+
+def reads_of(cpu: str, count: int, **figures: float) -> list[float]:
+    asked = WhatIf(
+        model="llama-3.2-1b",
+        gpu="rtx-4090",
+        cpu=cpu,
+        ssds=[f"samsung-990-pro*{count}"],
+        host_memory_bytes=64 << 30,
+        figures={name.replace("_", "."): value for name, value in figures.items()},
+    )
+    return [volume.frontier[0].read for volume in estimate(asked).machine.volumes]
+
+
+def test_drives_behind_the_chipset_share_its_link() -> None:
+    """Two of a Ryzen 9 7950X have lanes of their own; a server has lanes for all."""
+    (alone,) = reads_of("ryzen-9-7950x", 1)
+    assert reads_of("ryzen-9-7950x", 2) == [alone, alone]
+    assert reads_of("ryzen-9-7950x", 4) == [alone, alone, pytest.approx(3.7e9), pytest.approx(3.7e9)]
+    assert reads_of("ryzen-9-5950x", 2) == [alone, pytest.approx(min(alone, 7.4e9))]
+    assert reads_of("epyc-9654", 8) == [alone] * 8
+
+
+def test_the_lanes_of_a_board_can_be_given() -> None:
+    (alone,) = reads_of("ryzen-9-7950x", 1)
+    assert reads_of("ryzen-9-7950x", 4, cpu_drives=4) == [alone] * 4
+    assert reads_of("ryzen-9-7950x", 3, cpu_drives=1, cpu_chipset=4e9) == [
+        alone,
+        pytest.approx(2e9),
+        pytest.approx(2e9),
+    ]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdplan.planner.explain.reasons import Evidence, explain
-from ssdplan.planner.explain.sensitivity import more_host_memory
+from ssdplan.planner.explain.sensitivity import more_host_memory, scaled_compute
 from ssdplan.planner.predict.critical_path import SHARED_CORES
 from ssdplan.planner.predict.peaks import OP_BYTES, predict_peaks
 from ssdplan.planner.request import SolveRequest
@@ -179,8 +179,8 @@ def test_more_device_memory_counts_by_the_parameters_that_stay_there() -> None:
     (row,) = [row for row in tight.sensitivity if row.resource == "device memory"]
     wide = plan_for(made_machine(device_memory=4 * MIB + 8 * GIB, link=1e7))
     assert row.throughput_gain > 0.1
-    found = tight.prediction.program_seconds + row.seconds_per_unit
-    assert found == pytest.approx(wide.prediction.program_seconds, rel=0.05)
+    found = tight.prediction.step_seconds + row.seconds_per_unit
+    assert found == pytest.approx(wide.prediction.step_seconds, rel=0.05)
 
 
 def test_with_the_least_device_memory_no_more_is_reached_than_the_plan_says() -> None:
@@ -284,8 +284,43 @@ def test_a_second_drive_does_what_two_would() -> None:
     one, two = (plan_for(made_machine(volumes=(volume,) * count), nowhere_else) for count in (1, 2))
     (row,) = [row for row in one.sensitivity if row.resource == "drives"]
     assert row.throughput_gain > 0.5
-    found = one.prediction.program_seconds + row.seconds_per_unit
-    assert found == pytest.approx(two.prediction.program_seconds, rel=0.01)
+    found = one.prediction.step_seconds + row.seconds_per_unit
+    assert found == pytest.approx(two.prediction.step_seconds, rel=0.03)
+
+
+def test_a_second_drive_takes_as_much_of_the_cores_for_each_byte() -> None:
+    """On two cores that compute shares: a second drive brings what solving with two says, whether the drive is what is
+    slow or the cores are."""
+    for flops, cores, least, most in ((1e11, 0.2, 0.9, 1.1), (3e10, 0.8, 0.05, 0.15), (1e10, 0.8, 0.0, 0.02)):
+        volume = made_volume(read=4e8, write=4e8).model_copy(update={"read_cores": cores, "write_cores": cores})
+        one, two = (
+            plan_for(
+                made_machine(shared=True, cores=2, volumes=(volume,) * number),
+                replace(BATCH, residency={"parameters": 0.0}),
+                model=model_of(flops),
+            )
+            for number in (1, 2)
+        )
+        (row,) = [row for row in one.sensitivity if row.resource == "drives"]
+        found = one.prediction.step_seconds + row.seconds_per_unit
+        assert found == pytest.approx(two.prediction.step_seconds, rel=0.03)
+        assert least <= row.throughput_gain <= most
+
+
+def test_a_faster_part_brings_what_solving_with_it_gives() -> None:
+    """A step that compute and the drive bound about alike: a GPU twice as fast does not bring what compute alone would
+    say, nor does a second drive, for each then waits for the other."""
+    slow = made_volume(read=4e8, write=4e8)
+    machine, model = made_machine(volumes=(slow,)), model_of(1.5e11)
+    plan = plan_for(machine, model=model)
+    rows = {row.resource: row.throughput_gain for row in plan.sensitivity}
+    faster = {
+        "compute": plan_for(machine, model=scaled_compute(model, 0.5)),
+        "drives": plan_for(made_machine(volumes=(slow,) * 2), model=model),
+    }
+    for resource, better in faster.items():
+        gain = better.prediction.tokens_per_second / plan.prediction.tokens_per_second - 1
+        assert rows[resource] == pytest.approx(gain, abs=0.05), resource
 
 
 def test_more_device_memory_counts_by_the_micro_batches_that_it_admits() -> None:
@@ -369,7 +404,7 @@ def test_the_least_may_be_with_all_updates_delayed() -> None:
     """One block in fp32: buffers for updates behind backward would take more than what they update."""
     model = made_model(blocks=1, hidden=64, vocab=64, sequence=128, precision="fp32", tied=False)
     profile = made_profile(machine=made_machine(), model=model)
-    request = SolveRequest(2 * MIB + 48 * 1024, micro_batch_size=1, micro_batches=4)
+    request = SolveRequest(2 * MIB + 40 * 1024, micro_batch_size=1, micro_batches=4)
     plan = planned(profile, request)
     assert plan.decision.delay_ratio > 0.9
     leasts = {row.budget: row.least_bytes for row in plan.least}

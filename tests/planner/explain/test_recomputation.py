@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from ssdplan.planner.catalogue.configs import shape_of_config
+from ssdplan.planner.catalogue.whatif import WhatIf, estimate
 from ssdplan.planner.explain.reasons import Evidence, explain
 from ssdplan.planner.explain.recomputation import SavedEvidence, gather_saved, why_it_recomputes
 from ssdplan.planner.predict.peaks import predict_peaks
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve
-from ssdplan.plans.documents.plan import Compared, Plan, Saved
+from ssdplan.plans.documents.plan import Compared, Plan, Recompute, Saved
 from ssdplan.plans.documents.profile import Model, Profile
 from ssdplan.plans.graph.contents import Content
 from ssdplan.plans.graph.ops import Transfer
@@ -288,3 +290,53 @@ def test_delayed_gradients_share_with_checkpoints_as_much_as_without_saved_activ
 def _bytes(kept: float) -> int:
     """34 bytes a token and hidden unit, and byte of an element."""
     return round(kept * 34 * 32 * 256 * 2)
+
+
+def test_what_pyaos_rule_makes_fit_is_found_without_being_asked_for() -> None:
+    """Without a GPU, in budgets that by the estimate of the buffers leave no room: keeping everything takes less
+    memory than computing it again, so a plan that the rule allows fits with room to spare, and is a sixth shorter."""
+    llama = {"model_type": "llama", "vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048}
+    blocks = {"num_hidden_layers": 12, "num_attention_heads": 12, "tie_word_embeddings": False}
+    what_if = WhatIf(
+        model=shape_of_config({**llama, **blocks, "max_position_embeddings": 1024}, "made", "made"),
+        gpu="none",
+        ssds=["samsung-990-pro"],
+        host_memory_bytes=GIB,
+        precision="fp32",
+        sequence_length=256,
+        micro_batch_sizes=(1, 4),
+        figures={"cpu.cores": 2, "cpu.flops": 1.2e11, "cpu.memory-bandwidth": 1.7e10, "ssd.read": 2.8e9},
+    )
+    profile = estimate(what_if)
+
+    def seconds(recompute: Recompute, host: int) -> float:
+        asked = SolveRequest(host, micro_batch_size=4, micro_batches=1, unified_memory=True, recompute=recompute)
+        return solve(profile, asked, told="step").prediction.step_seconds
+
+    for host in (840 * MIB, 960 * MIB, 1024 * MIB, 1060 * MIB):
+        by_rule, everything, best = (seconds(each, host) for each in ("paper", "all", "auto"))
+        assert by_rule < 0.9 * everything
+        assert best <= by_rule * 1.001, host // MIB
+
+
+def test_what_saved_activations_take_on_their_way_to_ssd_counts() -> None:
+    """Where the widest rung of all pairs would take more memory on its way than there is, narrower ones are saved
+    instead of none: a tenth faster in the same budget."""
+    what_if = WhatIf(
+        model="llama-3.2-1b",
+        gpu="none",
+        ssds=["samsung-980-pro:1TB"],
+        host_memory_bytes=6 * GIB,
+        sequence_length=1024,
+        micro_batch_sizes=(1,),
+    )
+    profile = estimate(what_if)
+    asked = SolveRequest(6 * GIB, micro_batch_size=1, micro_batches=14, unified_memory=True)
+    saving, nothing = (
+        solve(profile, replace(asked, recompute=recompute), told="step") for recompute in ("auto", "all")
+    )
+    (shares,) = saving.decision.saved.values()
+    assert {each.rung for each in shares} - {"rung-3", "paper"} and all(each.tier == "ssd" for each in shares)
+    assert saving.prediction.step_seconds < 0.92 * nothing.prediction.step_seconds
+    for plan in (saving, nothing):
+        assert plan.prediction.peak_host_bytes <= 6 * GIB

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdplan.planner.catalogue.whatif import WhatIf, estimate
+from ssdplan.planner.predict.dram import shares_of
 from ssdplan.planner.predict.simulator import simulate
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve_and_build
@@ -342,8 +343,8 @@ def test_a_hundred_thousand_ops_take_about_a_second() -> None:
 
 
 def test_what_passes_dram_shares_its_bandwidth() -> None:
-    """A read, a copy to the device and an update ask for 2 + 3 + 5 MB/s of 5 MB/s: each goes half as fast. What asks
-    for no more than there is goes as fast as alone, and so does all on a machine whose DRAM nobody knows."""
+    """A read, a copy to the device and an update ask for 2 + 3 + 5 MB/s of 5 MB/s: all of it is in use to the end. What
+    asks for no more than there is goes as fast as alone, and so does all on a machine whose DRAM nobody knows."""
     rate = 5e6 / updated_bytes(USUAL)
     volumes = (made_volume(read=2e6, write=2e6),)
     machine = made_machine(link=3e6, update_rate=rate, volumes=volumes)
@@ -354,11 +355,25 @@ def test_what_passes_dram_shares_its_bandwidth() -> None:
     assert seconds(shared, *together[:2]) == pytest.approx(1.0, rel=1e-4)
 
 
+def test_dram_is_shared_evenly_and_a_faster_link_slows_no_drive() -> None:
+    """What asks for less than its share has all that it asks for; the others have the rest in equal parts."""
+    assert shares_of([2.0, 3.0], 5.0) == [1.0, 1.0]
+    assert shares_of([6.0, 1.0, 5.0], 5.0) == pytest.approx([2 / 6, 1.0, 2 / 5])
+    assert shares_of([0.0, 8.0], 4.0) == pytest.approx([1.0, 0.5])
+    read = transfer(0, "read", 2_000_000)
+    for link in (3e6, 3e7, 3e8):
+        machine = made_machine(link=link, volumes=(made_volume(read=2e6, write=2e6),))
+        machine = machine.model_copy(update={"dram_bandwidth": 5e6})
+        assert seconds(machine, read, transfer(1, "h2d", 3_000_000)) == pytest.approx(1.0, rel=1e-4)
+
+
 def test_no_plan_moves_more_through_dram_than_it_can() -> None:
     """The program has a row for it, and the simulated step of a what-if keeps it too."""
-    profile = estimate(WhatIf("llama-3.2-3b", "rtx-4090", ["samsung-990-pro*4"], 24 * GIB, sequence_length=256))
+    slow = {"cpu.memory-bandwidth": 20e9}
+    what_if = WhatIf("llama-3.2-3b", "rtx-4090", ["samsung-990-pro*4"], 24 * GIB, sequence_length=256, figures=slow)
+    profile = estimate(what_if)
     machine = profile.machine
-    assert machine.dram_bandwidth == pytest.approx(83.2e9 * 0.8)
+    assert machine.dram_bandwidth == pytest.approx(20e9 * 0.8)
     plan, schedule = solve_and_build(profile, SolveRequest(24 * GIB, micro_batch_size=4, micro_batches=2))
     ops, p = schedule.steady.ops, plan.prediction
     moved = sum(op.nbytes for op in ops if isinstance(op, Transfer))

@@ -127,10 +127,12 @@ def test_figures_are_those_of_the_steps_told_one_by_one(tmp_path_factory, lines,
         lowest = next(step for step, line in steps.items() if line["loss"] == min(losses))
         assert f"{loss_figure(min(losses))} lowest, in step {lowest:,}" in [value for _, value in figures(curves, PLAN)]
     if speed := told(of["tokens_per_second"]):
-        assert found["tokens a second"].startswith(f"{number(median(speed))} median of all {len(steps)} step")
+        every = f"median of all {len(steps)} steps" if len(steps) > 1 else "in the one step"
+        assert found["tokens a second"].startswith(f"{number(median(speed))} {every}; ")
     if seconds := told(of["step_seconds"]):
         low, middle, high = (duration(one_of_ten(seconds, tenth)) for tenth in (1, 5, 9))
-        assert found["a step"] == f"{middle} median of all {len(steps)}; four of five take {low} to {high}"
+        spread = f" median of all {len(steps)}; four of five take {low} to {high}" if len(steps) > 1 else ""
+        assert found["a step"] == f"{middle}{spread}"
         assert curves.by_step["step_seconds"].sum() == pytest.approx(sum(seconds), rel=1e-12)
     if rates := told(of["lr"]):
         assert found["learning rate"] == f"{rates[-1]:.3g} last, {max(rates):.3g} at most"
@@ -358,6 +360,37 @@ def test_no_share_of_a_rating_is_told_of_drives_that_were_not_profiled(tmp_path)
     assert dict(figures(curves, plan))["written to ssd"] == "10 kB, 1% of what the drive is rated for"
     curves.rated = False
     assert dict(figures(curves, plan))["written to ssd"] == "10 kB"
+
+
+def test_snapshots_count_among_what_was_written(tmp_path) -> None:
+    """Also the last one, behind the last step, and what a report knows besides; a line of an earlier version tells no
+    number."""
+    lines = [step_line(1, 2.0), {"step": 1, "snapshot_seconds": 0.1, "snapshot_bytes": 500}]
+    assert read_curves(written(tmp_path / "earlier.jsonl", lines)).written_bytes == 1000
+    lines[1]["ssd_written_bytes"] = 1500
+    curves = read_curves(written(tmp_path / "metrics.jsonl", lines))
+    assert dict(figures(curves, PLAN))["written to ssd"] == "1.5 kB"
+    assert list(curves.table().columns).count("ssd_written_bytes") == 1
+    curves.reported_bytes = 2000
+    assert dict(figures(curves, PLAN))["written to ssd"] == "2 kB"
+    assert Curves().written_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("newest", "says"),
+    [
+        (None, ""),
+        (0, "It took no snapshot yet, so it begins again: steps 1 to 3, to the same losses."),
+        (1, "It goes on from its snapshot after step 1, and makes steps 2 to 3 again."),
+        (2, "It goes on from its snapshot after step 2, and makes step 3 again."),
+        (3, "It goes on from its snapshot after step 3, and makes no step again."),
+    ],
+)
+def test_a_stopped_run_says_what_is_made_again(tmp_path, newest, says) -> None:
+    curves = read_curves(written(tmp_path / "metrics.jsonl", [step_line(step, 2.0) for step in (1, 2, 3)]))
+    lines = describe_curves(curves, PLAN, standing(goes_on=False, newest=newest)).splitlines()
+    assert "It goes on with: ssdplan run --resume run" in lines
+    assert [line for line in lines if "again" in line] == ([says] if says else [])
 
 
 def test_paths_and_commands_are_never_cut() -> None:
