@@ -4,8 +4,9 @@ Owns the outer search over micro-batch sizes and numbers of micro-batches. The p
 makes them exact, the simulator predicts; `solve.py` makes a plan of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import inf
 
 from ssdplan.plans.documents.plan import Alternative, Least, Recompute
@@ -80,32 +81,53 @@ class Search:
         return Search(self.model, self.machine, self.fitter.with_recompute("all"))
 
     def save(self, plain: Simulated, scanned: Sequence[Scanned]) -> Simulated:
-        """The best plan of a batch, or of a half or a quarter of it, which has room for more activations: by a token's
-        seconds, and what it writes more than in `plain`, as the program weighs it. `plain` is the batch's plan that
-        recomputes everything."""
+        """The best plan of a batch, or of a half or a quarter of it, or of as good a one of other micro-batches, which
+        have room for more activations: by a token's seconds, and what it writes more than in `plain`, as the program
+        weighs it. `plain` is the batch's plan that recomputes everything."""
         own = plain.solved.fitted.candidate
         if not rungs_by("all", self.model, own.micro_batch_size):
             return plain
         known = {entry.candidate: entry for entry in scanned}
-        writes, price = plain.solved.fitted.needs.writes, self.fitter.fixed.wear_price
-        found = [plain]
-        for part in PARTS:
-            candidate = Candidate(own.micro_batch_size, own.micro_batches // part)
-            if candidate not in known and candidate != own:
-                continue
-            given = known[candidate].branches if candidate in known else self.fitter.branches(candidate)
-            auto = [replace(each, fixed=replace(each.fixed, recompute="auto")) for each in given]
-            entry = self._scan_surely(candidate, auto) if candidate == own else self._scan(candidate, auto)
-            # Of states that live on ssd, half a batch writes twice as much a token.
-            oftener = own.micro_batches / candidate.micro_batches - 1
-            worth = max(WORTH, price * oftener if writes else 0.0)
-            least = known[own].tokens_per_second * (1 + worth) if own in known else 0.0
-            if entry and (entry.tokens_per_second >= least or self._keeps_everything(plain)):
-                saving = self.simulate(candidate, entry.branches, plain if candidate == own else None)
+        auto = self._saving(own, known)
+        entry = self._scan_surely(own, auto)
+        least = known[own].tokens_per_second * (1 + WORTH) if own in known else 0.0
+        if entry and (entry.tokens_per_second >= least or self._keeps_everything(plain)):
+            saving = self.simulate(own, entry.branches, plain)
+            found = [plain, *([saving] if saving else [])]
+        else:
+            found = [plain, self._weighed(plain, own, auto, plain)]
+        ranked = self._with_more_room(own, known, max(each.tokens_per_second for each in found))
+        for each in ranked[: FINALISTS - 1]:
+            if each.tokens_per_second > max(every.tokens_per_second for every in found):
+                saving = self.simulate(each.candidate, each.scanned.branches)
                 found += [saving] if saving else []
-            elif candidate == own:
-                found.append(self._weighed(plain, own, auto, plain))
         return min(found, key=lambda each: self._weight(each, plain))
+
+    def _saving(self, candidate: Candidate, known: Mapping[Candidate, Scanned]) -> list[Branch]:
+        """The branches of a candidate where backward recomputes what it has to."""
+        given = known[candidate].branches if candidate in known else self.fitter.branches(candidate)
+        return [replace(each, fixed=replace(each.fixed, recompute="auto")) for each in given]
+
+    def _with_more_room(self, own: Candidate, known: Mapping[Candidate, Scanned], reached: float) -> list[Ranked]:
+        """Of batches of about a half or a quarter as many rows as `own`, and as many in other micro-batches, those that
+        may be faster than `reached` tokens/s with saved activations, as shortened models run them; the fastest first.
+        """
+        entries, candidates = [], set[Candidate]()
+        for size, part in product({candidate.micro_batch_size for candidate in known}, PARTS):
+            if rungs_by("all", self.model, size):
+                no_larger = [
+                    each
+                    for each in known
+                    if each.micro_batch_size == size and part * each.global_batch <= own.global_batch
+                ]
+                candidates |= set(sorted(no_larger, key=lambda each: each.order)[-1:])
+        for candidate in sorted(candidates - {own}, key=lambda each: each.order):
+            if self.pacing.tokens(candidate) > reached * self._least_compute_seconds(candidate):
+                entries.append(self._scan(candidate, self._saving(candidate, known)))
+        worth = [entry for entry in entries if entry and entry.tokens_per_second >= reached * (1 + WORTH)]
+        worth.sort(key=lambda entry: (-entry.tokens_per_second, entry.candidate.order))
+        ranked = [each for entry in worth[:FINALISTS] for each in self._rank(entry)]
+        return sorted(ranked, key=lambda each: -each.tokens_per_second)
 
     def settle(self, chosen: Simulated, candidates: Sequence[Candidate]) -> Simulated:
         """`chosen` as `_leaner` has it; or where a device has a budget the smallest batch of `candidates` that is good
@@ -447,3 +469,7 @@ class Search:
             times, n = n, 1
         saves = self.fitter.fixed.recompute != "all"
         return times * compute_seconds(self.model, candidate.micro_batch_size, n, saves=saves)
+
+    def _least_compute_seconds(self, candidate: Candidate) -> float:
+        """The same of a vertical step, where as little as can be is recomputed."""
+        return compute_seconds(self.model, candidate.micro_batch_size, candidate.micro_batches, saves=True)

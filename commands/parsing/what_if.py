@@ -85,7 +85,12 @@ def what_if_options() -> tuple[click.Option, ...]:
             help="a figure instead of the catalogue's; repeatable",
         ),
         click.Option(["--sequence-length"], type=COUNT, metavar="S", help="tokens a row [1024]"),
-        click.Option(["--micro-batch-sizes"], type=COUNTS, metavar="B,B,...", help="rows a micro-batch [1,2,4]"),
+        click.Option(
+            ["--micro-batch-sizes"],
+            type=COUNTS,
+            metavar="B,B,...",
+            help="rows a micro-batch [1,2,4, and more where quicker]",
+        ),
         click.Option(
             ["--precision"],
             type=Choice(["bf16", "fp16", "fp32"]),
@@ -161,7 +166,7 @@ def source_of(options: Source, *, muon: bool = False) -> "WhatIf | Profile":
         link=options.link,
         precision=options.precision or "bf16",
         sequence_length=options.sequence_length or 1024,
-        micro_batch_sizes=options.micro_batch_sizes or (1, 2, 4),
+        micro_batch_sizes=options.micro_batch_sizes,
         rows=options.rows or "whole",
         several=ranks_of(options.ranks, options.nodes),
         networks=options.network,

@@ -13,10 +13,11 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 
 from torch.distributed.elastic.agent.server import api as agent
-from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, PContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -67,7 +68,8 @@ class _End:
 def launch(ranks: int, arguments: Sequence[str], ending_seconds: float = ENDING_SECONDS, way_on: str = "") -> int:
     """Run `ssdplan` with these arguments in so many processes of this machine, on loopback. Returns 0, or raises the
     error of the rank that failed first, with its exit code; the others are ended then. `ending_seconds`: how long ranks
-    that are asked to end may take until they are killed. `way_on`: what the user may do where a rank was killed."""
+    that a signal to the launcher asks to end may take until they are killed. `way_on`: what the user may do where a
+    rank was killed."""
     ending = _ending_seconds(ending_seconds)
     for name in ("torch.distributed.elastic", agent.__name__):  # which has a level of its own
         logging.getLogger(name).setLevel(logging.CRITICAL)  # what is wrong, the ranks say
@@ -96,8 +98,8 @@ def launch(ranks: int, arguments: Sequence[str], ending_seconds: float = ENDING_
             failures = error.failures
         else:
             return 0
-        ends = _ends(ranks, Path(name), failures, ending)
-    raise _outcome(ends, ranks, ending=ending, way_on=way_on)
+        ends = _ends(ranks, Path(name), failures, _patience())
+    raise _outcome(ends, ranks, _patience(), way_on)
 
 
 def _ending_seconds(default: float) -> int:
@@ -109,7 +111,12 @@ def _ending_seconds(default: float) -> int:
     return int(said)
 
 
-def _ends(ranks: int, folder: Path, failures: Mapping[int, ProcessFailure], ending: int) -> list[_End]:
+def _patience() -> float:
+    """Seconds that torchrun gives the other ranks where one has ended; no setting changes them."""
+    return float(signature(PContext.close).parameters["timeout"].default)
+
+
+def _ends(ranks: int, folder: Path, failures: Mapping[int, ProcessFailure], patience: float) -> list[_End]:
     """Of all ranks that did not end well, or told something, the first of them first."""
     begun = min((failure.timestamp for failure in failures.values()), default=0)
     ends = []
@@ -119,16 +126,15 @@ def _ends(ranks: int, folder: Path, failures: Mapping[int, ProcessFailure], endi
             continue
         code = failure.exitcode if failure else told.exit_code if told else 0
         when = when_told(rank, folder) if told else failure.timestamp * 10**9 if failure else 0
-        killed = failure is not None and code == -signal.SIGKILL and failure.timestamp - begun >= ending
+        killed = failure is not None and code == -signal.SIGKILL and failure.timestamp - begun >= patience
         ends.append(_End(rank, code, told, when, killed))
     return sorted(ends, key=lambda end: end.when)
 
 
-def _outcome(ends: Sequence[_End], ranks: int, *, ending: int, way_on: str) -> BaseException:
+def _outcome(ends: Sequence[_End], ranks: int, patience: float, way_on: str) -> BaseException:
     """What the user is to be told."""
     slow = "".join(
-        f"; rank {end.rank} had not ended {ending} s after it was asked to, and was killed "
-        f"({_SHUTDOWN_TIMEOUT}=SECONDS gives it longer)"
+        f"; rank {end.rank} had not ended {patience:g} s after it was asked to, and was killed"
         for end in ends
         if end.killed
     )

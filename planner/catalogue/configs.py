@@ -122,6 +122,10 @@ def shape_of_config(content: Mapping[str, Any], name: str, source: str, where: s
     if isinstance(text, dict) and not (isinstance(kind, str) and kind in FAMILIES):
         kind, fields = text.get("model_type"), text
         remarks.append("its text model alone: a part for images or sound stays as it is, and is not in the estimate")
+    if text is not None and not isinstance(text, dict):
+        raise UsageError(
+            f"{where}: text_config is {_shown(text)}, no object with the fields of its text model; {_WAY_OUT}"
+        )
     if not isinstance(kind, str):
         raise UsageError(f"{where}: has no model_type, so it is not said what model this is; {_WAY_OUT}")
     if kind not in FAMILIES:
@@ -160,9 +164,9 @@ class _Reading:
         if heads % kv_heads:
             self._refuse(f"{heads:,} heads cannot share {kv_heads:,} heads of keys evenly")
         experts = self._experts() if family.mixture else None
-        positions = 0
-        if build.position_rows is not None:
-            positions = self._size("max_position_embeddings", "positions")
+        learned = build.position_rows is not None
+        own = self._size if learned else self._own
+        positions = own("max_position_embeddings", "positions") or 0
         blocks = self._size("num_hidden_layers", "layers")
         shape = Shape(
             name=name,
@@ -176,7 +180,8 @@ class _Reading:
             tied=self._tied(),
             published=0.0,
             source=source,
-            max_positions=positions,
+            max_positions=positions if learned else 0,
+            named_positions=0 if learned else positions,
             head_width=head_width or 0,
             experts=experts,
             own_build=build,
@@ -271,8 +276,10 @@ class _Reading:
         kinds = self.fields.get("layer_types")
         if kinds is None:
             return []
-        if not isinstance(kinds, list) or len(kinds) != blocks:
+        if not isinstance(kinds, list):
             self._refuse(f"layer_types is {_shown(kinds)}, no list with a type for each of {blocks:,} blocks")
+        if len(kinds) != blocks:
+            self._refuse(f"layer_types has {len(kinds):,} types for {blocks:,} blocks")
         if unknown := [kind for kind in kinds if kind not in LAYER_TYPES]:
             self._refuse(f"layer_types has {_shown(unknown[0])}, none of {', '.join(LAYER_TYPES)}")
         return kinds

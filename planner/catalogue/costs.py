@@ -4,7 +4,7 @@ Owns the formulas of docs/catalogue.md for a model's layers; what a block could 
 `choices.py`. It knows no catalogue but the shapes of models, and decides nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -49,6 +49,28 @@ class Compute:
         rate = self.attention_flops * length / (length + self.attention_tokens)
         work, moved = products / self.flops + attention / rate, nbytes / self.memory_bandwidth
         return work + self.passes * moved if self.passes else max(work, moved)
+
+
+USUAL_SIZES, MOST_ROWS = (1, 2, 4), 64
+"""Micro-batch sizes to choose between where nobody says which, and the largest that may be added."""
+QUICKER, ON_DEVICE = 0.01, 0.5
+"""Of a row's seconds, what a size must gain over half of it to be added; and what a block's backward may take of the
+device's memory then."""
+
+
+def usual_sizes(at: Callable[[int], "Costs"], device_bytes: int) -> tuple[int, ...]:
+    """Micro-batch sizes to choose between: 1, 2 and 4 rows, and on by doubling as long as a block has room on a device
+    of so many bytes and a row of it becomes quicker, for parameters are read once for all rows. `at`: the costs of a
+    micro-batch of so many rows."""
+    sizes, block = [*USUAL_SIZES], at(USUAL_SIZES[-1]).block()
+    while sizes[-1] < MOST_ROWS:
+        twice = at(2 * sizes[-1]).block()
+        before, after = (each.forward_seconds + each.backward_seconds for each in (block, twice))
+        if twice.backward_workspace_bytes > ON_DEVICE * device_bytes or after > 2 * before * (1 - QUICKER):
+            break
+        sizes.append(2 * sizes[-1])
+        block = twice
+    return tuple(sizes)
 
 
 MATRIX_STEPS = 5

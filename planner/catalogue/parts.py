@@ -3,6 +3,7 @@
 Owns the processor that stands beside a GPU, or alone, memory that a GPU shares with host, and drives by their names.
 """
 
+import re
 from dataclasses import dataclass
 
 from ssdplan.plans.documents.state_layout import Precision
@@ -68,12 +69,16 @@ class Drive:
     size: Size
 
 
+WITH_CAPACITY = re.compile(r"^(.*\S)\s+(\d+(?:\.\d+)?\s?[TG]B)\s*$", re.IGNORECASE)
+"""A name and a capacity as shops write them, `Samsung 990 Pro 2TB`."""
+
+
 def drives_of(text: str) -> list[Drive]:
-    """`NAME[:SIZE][*COUNT]` -> that many drives. Raises UsageError."""
+    """`NAME[:SIZE][*COUNT]`, or `NAME SIZE`, -> that many drives. Raises UsageError."""
     named, star, count = text.partition("*")
     if star and not (count.isdecimal() and len(count) < 3 and 0 < int(count) <= CYCLE):
         raise UsageError(f"--ssd {text}: after * comes a number of drives, 1 to {CYCLE}")
-    name, colon, capacity = named.partition(":")
+    name, colon, capacity = (WITH_CAPACITY.sub(r"\1:\2", named) if ":" not in named else named).partition(":")
     ssd = find("SSD", name.strip(), SSDS)
     size = ssd.sizes[0]
     if colon:

@@ -126,6 +126,8 @@ class Shape:
     source: str
     max_positions: int = 0
     """Of a learned table, the longest sequence; 0 without one."""
+    named_positions: int = 0
+    """Without a learned table, the longest sequence that its file names; 0 where none does."""
     head_width: int = 0
     """0: the hidden size over the heads."""
     experts: Experts | None = None
@@ -342,13 +344,18 @@ def fingerprint(shape: Shape) -> str:
     return hashlib.sha256(f"catalogue {sorted(said.items())}".encode()).hexdigest()
 
 
-_LATER = ("head_width", "experts", "own_build", "own_architecture", "remarks", "window")
+_LATER = ("named_positions", "head_width", "experts", "own_build", "own_architecture", "remarks", "window")
 """Fields that shapes had not always: where a shape has none of them, its fingerprint is what it was."""
 
 
-def remarks_of(shape: Shape) -> tuple[str, ...]:
-    """What the formulas leave out of a model of this shape, a sentence each."""
+def remarks_of(shape: Shape, sequence_length: int) -> tuple[str, ...]:
+    """What the formulas leave out of a model of this shape in rows of so many tokens, a sentence each."""
     found = list(shape.remarks)
+    if 0 < shape.named_positions < sequence_length:
+        found.append(
+            f"its file names {shape.named_positions:,} positions, and rows have {sequence_length:,} tokens: it knows "
+            "nothing of those beyond"
+        )
     if shape.experts is not None:
         found.append(
             f"a mixture: all {shape.experts.count} experts of a block stream and are updated, and a token is computed "

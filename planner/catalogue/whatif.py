@@ -49,7 +49,7 @@ from . import (
     find,
     nearest,
 )
-from .costs import Compute, Costs, matrix_seconds
+from .costs import USUAL_SIZES, Compute, Costs, matrix_seconds, usual_sizes
 from .figure import GIVEN
 from .parts import NO_GPU, Drive, drives_of, link_of, memory_of, processor
 from .ranks import ONE_RANK, Ranks, network, network_figures, networks_of
@@ -77,7 +77,8 @@ class WhatIf:
     """None: the GPU's own."""
     precision: Precision = "bf16"
     sequence_length: int = 1024
-    micro_batch_sizes: Sequence[int] = (1, 2, 4)
+    micro_batch_sizes: Sequence[int] | None = None
+    """None: 1, 2, 4, and larger ones where they are quicker (`usual_sizes`)."""
     several: Ranks = ONE_RANK
     """Ranks that train together; each has a GPU. Drives, processor and DRAM's bandwidth are of a machine, which its
     ranks share; `host_memory_bytes` is of a rank."""
@@ -115,7 +116,9 @@ def estimate(what_if: WhatIf) -> Profile:
             _compute(figures),
             precision=what_if.precision,
             sequence_length=what_if.sequence_length,
-            micro_batch_sizes=what_if.micro_batch_sizes,
+            micro_batch_sizes=usual_sizes(lambda rows: costs_of(what_if, rows), machine.device_memory_bytes)
+            if what_if.micro_batch_sizes is None
+            else what_if.micro_batch_sizes,
             head_chunk_tokens=logits_chunk_tokens(
                 shape.vocab, round(figures["gpu.memory"].value) if "gpu.memory" in figures else 0
             ),
@@ -188,7 +191,7 @@ def _check(what_if: WhatIf, shape: Shape) -> None:
         raise UsageError(
             f"sequence length {what_if.sequence_length}: {shape.name} has {shape.max_positions} positions, no more"
         )
-    sizes = what_if.micro_batch_sizes
+    sizes = USUAL_SIZES if what_if.micro_batch_sizes is None else what_if.micro_batch_sizes
     if not sizes or min(sizes) < 1 or len(set(sizes)) < len(sizes):
         raise UsageError(f"micro-batch sizes {list(sizes)}: must be one or more different positive numbers")
     if (tokens := max(sizes) * what_if.sequence_length) > MOST_TOKENS:
@@ -478,7 +481,7 @@ def _of_drives(what_if: WhatIf, drives: Sequence[Drive]) -> dict[str, Figure]:
 def _notes(what_if: WhatIf, shape: Shape, drives: Sequence[Drive], figures: dict[str, Figure]) -> list[str]:
     lines = ["nothing was measured: every figure is an estimate from the catalogue (docs/catalogue.md)"]
     lines.append(f"model {shape.name}: {shape.source}")
-    lines += [f"model {shape.name}: {remark}" for remark in remarks_of(shape)]
+    lines += [f"model {shape.name}: {remark}" for remark in remarks_of(shape, what_if.sequence_length)]
     lines += [_line(name, figure) for name, figure in (figures | _of_drives(what_if, drives)).items()]
     if what_if.rows == "whole":
         lines.append("every row is one sequence without padding, so most models need no mask; --rows any counts masks")

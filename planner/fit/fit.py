@@ -43,9 +43,9 @@ DOUBTFUL = 2
 """Estimates that are too much before the leanest is looked at; most that fits does with the first or the second."""
 FAR = 0.98
 """What this share of an estimate exceeds is not rounding."""
-ROOMY = 10
+ROOMY = 1.5
 """Times the host memory of a pipeline of states on ssd. With less the device keeps parameters alone, so that the least
-budget is that of the leanest plan, which knows nothing else there."""
+budget is that of the leanest plan, which knows nothing else there and takes no more than such a pipeline."""
 
 
 class Fitter:

@@ -43,6 +43,17 @@ def planned(profile: Profile, gib: float, **asked: Any) -> Plan:
     return solve(profile, SolveRequest(int(gib * GIB), **asked), compared=False)
 
 
+@pytest.mark.parametrize("gpu", ["gb10", "rtx-pro-6000"])
+def test_a_large_device_updates_what_little_host_memory_cannot(gpu: str) -> None:
+    """No placement of the user's is faster; before, it was up to four times as fast."""
+    changes: dict[str, Any] = {"model": "qwen3-8b", "gpu": gpu, "host_memory_bytes": 8 * GIB, "figures": {}}
+    profile, asked = profile_of(**changes), {"micro_batches": 2}
+    free = solve(profile, SolveRequest(8 * GIB, **asked), told="step")
+    shares = [{"device": 1.0, "updates": updates} for updates in (0.0, 0.5, 0.72)]
+    named = [solve(profile, SolveRequest(8 * GIB, residency=share, **asked), told="step") for share in shares]
+    assert free.prediction.step_seconds <= 1.01 * min(plan.prediction.step_seconds for plan in named)
+
+
 def on_device(plan: Plan) -> float:
     """Shares of pairs of block and micro-batch whose activations the device keeps."""
     return sum(each.share for shares in plan.decision.saved.values() for each in shares if each.tier == "device")

@@ -253,8 +253,20 @@ FALCON = QWEN | {"model_type": "falcon", "new_decoder_architecture": True, "num_
         ),
         *(
             ({"layer_types": kinds}, "layer_types is .*, no list with a type for each of 2 blocks")
-            for kinds in ("full_attention", 2, {}, [], ["full_attention"], ["full_attention"] * 3)
+            for kinds in ("full_attention", 2, {})
         ),
+        *(
+            ({"layer_types": ["full_attention"] * kinds}, f"layer_types has {kinds} types for 2 blocks")
+            for kinds in (0, 1, 3)
+        ),
+        *(
+            (
+                {"model_type": kind, "text_config": text},
+                "text_config is .*, no object with the fields of its text model",
+            )
+            for kind, text in (("llava", 5), ("gemma3", "x"), ("qwen3", [{}]))
+        ),
+        ({"max_position_embeddings": "long"}, 'max_position_embeddings is "long", no whole number'),
         ({"layer_types": ["full_attention", "mamba"]}, 'layer_types has "mamba", none of full_attention'),
         ({"layer_types": [{}, []]}, "layer_types has dict, none of"),
         (MIXTURE | {"decoder_sparse_step": True}, "decoder_sparse_step is true"),
@@ -331,16 +343,25 @@ def test_a_mixture_streams_all_experts_and_computes_with_the_active_ones(tmp_pat
     assert shape.multiplied() == attention + 8 * 64 + 2 * 3 * 64 * 32, "queries to output, router, two experts"
     assert shape.parameters - shape.active_parameters == 2 * 6 * 3 * 64 * 32, "two blocks, six idle experts"
     assert shape.intermediate == 2 * 32
-    assert any("all 8 experts of a block stream" in remark for remark in remarks_of(shape))
+    assert any("all 8 experts of a block stream" in remark for remark in remarks_of(shape, 1024))
 
 
 def test_what_the_formulas_leave_out_is_remarked(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(QWEN | {"sliding_window": 4096, "quantization_config": {"quant_method": "mxfp4"}}))
-    window, quantised, norms = remarks_of(shape_of_path(file))
+    window, quantised, norms = remarks_of(shape_of_path(file), 1024)
     assert "see 4,096 tokens back" in window and "quantised" in quantised and "norms" in norms
     file.write_text(json.dumps(QWEN | {"sliding_window": 4096, "use_sliding_window": False}))
-    assert len(remarks_of(shape_of_path(file))) == 1
+    assert len(remarks_of(shape_of_path(file), 1024)) == 1
+
+
+def test_rows_beyond_the_positions_that_a_file_names_are_remarked(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(QWEN | {"max_position_embeddings": 4096}))
+    assert not any("positions" in remark for remark in remarks_of(shape_of_path(file), 4096))
+    assert "names 4,096 positions, and rows have 8,192 tokens" in " ".join(remarks_of(shape_of_path(file), 8192))
+    file.write_text(json.dumps(QWEN))
+    assert not any("positions" in remark for remark in remarks_of(shape_of_path(file), 1 << 20))
 
 
 def test_solve_plans_for_a_directory_without_weights(tmp_path: Path) -> None:

@@ -70,6 +70,13 @@ def test_a_colon_wants_a_capacity_behind_it(ssd: str) -> None:
         profile(ssds=[ssd])
 
 
+@pytest.mark.parametrize("ssd", ["Samsung 990 Pro 4TB", "samsung 990 pro 4 TB", "990-pro:4tb", "990 PRO 4TB*1"])
+def test_a_capacity_may_follow_a_drive_s_name(ssd: str) -> None:
+    assert profile(ssds=[ssd]) == profile(ssds=["samsung-990-pro:4TB"])
+    with pytest.raises(UsageError, match="samsung-990-pro comes with"):
+        profile(ssds=["Samsung 990 Pro 3TB"])
+
+
 def test_a_gpu_without_bf16_wants_another_precision() -> None:
     with pytest.raises(UsageError, match="v100-32gb: it has no fast products in bf16; take --precision fp16"):
         profile(gpu="V100")

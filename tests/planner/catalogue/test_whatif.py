@@ -366,7 +366,8 @@ def test_logits_of_a_chunk_are_all_that_an_estimate_needs() -> None:
 
 def test_workspaces_of_a_gpu_have_a_margin() -> None:
     """18% unless given; time, activations and context have none, and neither has a device in DRAM."""
-    usual, other = (estimate(what_if(figures=figures)).model for figures in ({}, {"gpu.fragmentation": 0.5}))
+    sizes = {"micro_batch_sizes": (1, 2, 4)}
+    usual, other = (estimate(what_if(figures=each, **sizes)).model for each in ({}, {"gpu.fragmentation": 0.5}))
     assert (usual.workspace_margin, other.workspace_margin) == (0.18, 0.5)
     for ours, theirs in zip(usual.classes, other.classes, strict=True):
         for one, two in zip(ours.timings, theirs.timings, strict=True):

@@ -149,7 +149,7 @@ def test_what_the_device_keeps_is_not_on_host() -> None:
     assert {place.parameters_device for place in plan.decision.placement.values()} == {1.0}
     text = told(plan, "ssd")
     assert "On host stay none of the parameters, " in text
-    assert " The device keeps all of the parameters." in text
+    assert " The device keeps all of the parameters and all of the checkpoints." in text
     assert told(plan, "offloading").endswith("so its parameters stay there, and updates run on host.")
 
 
