@@ -244,11 +244,6 @@ def _shared_out(options: Asked, said: Collection[str], ranks: "Ranks", run: Path
     had = int(ranks.tell(str(plan.decision.ranks).encode())[0])
     if had == ranks.size:
         return
-    if plan.decision.zeroth_order:
-        raise UsageError(
-            f"{run}: has {had} rank(s), and a run without gradients goes on with as many; ssdplan replay writes the "
-            "model of its last step, from which a new run may begin"
-        )
     network = None
     if ranks.size > 1 and options.plan is None:
         network = _measured(ranks, plan)

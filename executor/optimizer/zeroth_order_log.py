@@ -26,6 +26,8 @@ LOG = "zeroth-order.log"
 MAGIC = b"ssdpzo\x00\x01"
 CHECKSUM_BYTES = 16
 MOST_HEADER_BYTES = 1 << 16
+_COPIED_BYTES = 1 << 20
+"""At once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ class Header:
     directions: int
     precision: str
     origin: dict[str, Any]
-    """What decides the run's losses (`Origin` of `executor/snapshots/snapshots.py`), for whoever goes on with it."""
+    """What decides the run's losses (`Origin` of `executor/snapshots/snapshots.py`), for whoever goes on with it. Its
+    `batch` is that of the plan with which the run began; the one by which it goes on is in the run's plan.json."""
     masters: bool = False
     """Weights are fp32 where they are updated, and precision is what their copies are rounded to."""
 
@@ -130,6 +133,16 @@ def cut_log(folder: Folder, steps: int) -> None:
     with folder.append(LOG) as file:
         file.truncate(ends[steps])
         os.fsync(file.fileno())
+
+
+def copy_log(folder: Folder, steps: int, to: Folder) -> None:
+    """Let another directory of the run have the first `steps` steps of its log, durably, whole or not at all. Raises
+    MismatchError."""
+    left = read_log(folder).ends[steps]
+    with folder.open(LOG, "the log of a zeroth-order run") as file, to.writing(LOG, durable=True) as copy:
+        while data := file.read(min(left, _COPIED_BYTES)):
+            copy.write(data)
+            left -= len(data)
 
 
 def require_own(folder: Folder, there: Header, header: Header) -> None:

@@ -21,7 +21,7 @@ from ssdplan.plans.documents.base import MAX_DOCUMENT_BYTES, Count, Document, Na
 from ssdplan.plans.errors import MismatchError
 from ssdplan.plans.files import Folder
 
-from ..model.directory.export import TensorEntry, export_model
+from ..model.directory.export import TensorEntry, copy_model, export_model
 from ..model.model import StreamedModel
 from ..model.weights import Weights
 
@@ -143,6 +143,14 @@ def latest(folder: Folder, log: Sequence[bytes]) -> KeptWeights | None:
     return KeptWeights(folder.path / name, document.step, document.tensors)
 
 
+def carry(folder: Folder, weights: KeptWeights, to: Folder) -> None:
+    """Let another directory of the run, which has the same log, have the weights that `folder` has, durably. Raises as
+    `export.copy_model`."""
+    copy_model(to.path / weights.path.name, weights.path)
+    document = f"{weights.path.name}.json"
+    to.write(document, folder.read(document, MAX_DOCUMENT_BYTES, "document of kept weights"), durable=True)
+
+
 def clear(folder: Folder, *, spared: str = "") -> None:
     """Remove all kept weights but those of this name, and what a crash left of others."""
     for entry in folder.names("weights-*"):
@@ -150,6 +158,8 @@ def clear(folder: Folder, *, spared: str = "") -> None:
             _remove(folder, entry.removesuffix(".json"))
     for partial in folder.names(".weights-*.partial-*"):
         shutil.rmtree(folder.path / partial)
+    for unfinished in folder.names(".weights-*.json.*tmp"):
+        folder.remove(unfinished)
 
 
 def _remove(folder: Folder, name: str) -> None:

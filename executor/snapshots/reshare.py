@@ -6,6 +6,9 @@ ranks as that says. Then what the ranks before had is cleared away. `finish` bri
 that moment it takes back what was made, behind it it clears what is left.
 
 One process does it all, so it needs all ranks' directories in one place.
+
+A run without gradients shares nothing out: each of its ranks has all of the model, and its log and the first weights
+are its state. So a rank that joins has rank 0's log, and the weights that rank 0 kept, before that moment.
 """
 
 import contextlib
@@ -20,15 +23,17 @@ from ssdplan.plans.analysis.cache import FIGURES
 from ssdplan.plans.documents.metrics import METRICS
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.run import RUN, SCHEMA, OptionValue, Run
-from ssdplan.plans.errors import MismatchError, UsageError
+from ssdplan.plans.errors import MismatchError
 from ssdplan.plans.files import Folder
 from ssdplan.plans.schedule.build import build_schedule
 
 from ..memory.migration import carry_over
 from ..memory.store_records import Records
 from ..metrics.metrics import Line, lines
+from ..optimizer.zeroth_order_log import LOG, copy_log
 from ..ranks.place import directory_of
 from ..store import MOST_KEPT, Lying, Store
+from . import kept_weights
 from .resume import Kept, clear, reopened, stores_of
 from .run_directory import RunDirectory, lies_in, remove_unbegun
 from .shares import each_of, whole_of
@@ -63,10 +68,7 @@ def reshare(
         had, ranks = len(each), plan.decision.ranks
         assert had != ranks, "the ranks that it has"
         _require_same(first, plan)
-        note(
-            f"goes on with {ranks} rank(s) instead of {had}: its states are shared out anew. Sums are added in another "
-            "order, so that bits may differ from those of the ranks before from now on (losses by about 1e-6 in fp32)"
-        )
+        note(f"goes on with {ranks} rank(s) instead of {had}: {_what_changes(plan)}")
         made: list[RunDirectory] = []
         try:
             for rank in range(had, ranks):
@@ -81,11 +83,13 @@ def reshare(
                 _tell_of_steps(joining, first)
             directories = (*(kept.directory for kept in each), *made)
             places = [list(volumes) if ranks == 1 and volumes else [mine.path] for mine in directories]
-            if first.snapshot:
+            if first.snapshot and plan.decision.zeroth_order:
+                _copy_out(first, made, progress)
+            elif first.snapshot:
                 _share_out(each, plan, directories, places, progress)
         except BaseException:
             for joining in made:
-                joining.remove_unjoined()
+                _remove_unjoined(joining)
             for kept in each:
                 kept.directory.forget_ahead()
             raise
@@ -138,8 +142,9 @@ def _retire(directory: RunDirectory, note: Note) -> None:
     for lying in stores_of(directory, (), confirm="").clearable:
         clear(lying, directory)
     if not directory.joined:
-        directory.remove_unjoined()
+        _remove_unjoined(directory)
         return
+    kept_weights.clear(directory.folder)
     told = [line["step"] for line in _lines(directory.folder) if "loss" in line]
     path = directory.path
     first = f"{path.name}-until-{told[-1] if told else 0}"
@@ -147,6 +152,14 @@ def _retire(directory: RunDirectory, note: Note) -> None:
     aside = next(there for name in names if not (there := path.with_name(name)).exists())
     path.rename(aside)
     note(f"what rank {path.name[5:]}, which the run has no more, has told of its steps is in {aside}")
+
+
+def _remove_unjoined(directory: RunDirectory) -> None:
+    """Remove all that a rank which never joined has but its store, which is gone."""
+    kept_weights.clear(directory.folder)
+    for name in (LOG, *directory.folder.names(f".{LOG}.*tmp")):
+        directory.folder.remove(name)
+    directory.remove_unjoined()
 
 
 def _lines(folder: Folder) -> Iterator[Line]:
@@ -159,8 +172,6 @@ def _lines(folder: Folder) -> Iterator[Line]:
 def _require_same(kept: Kept, plan: Plan) -> None:
     """Raise MismatchError where the plan is not for the states and the batch that the run has."""
     path, before = kept.directory.path, kept.plan
-    if before.decision.zeroth_order or plan.decision.zeroth_order:
-        raise UsageError(f"{path}: a run without gradients has the ranks that it began with")
     if plan.model.fingerprint != before.model.fingerprint or plan.model.freeze != before.model.freeze:
         raise MismatchError(f"{path}: the run trains another model than the plan is for, or freezes other parts of it")
     both = before, plan
@@ -168,14 +179,39 @@ def _require_same(kept: Kept, plan: Plan) -> None:
     if ours != theirs:
         raise MismatchError(f"{path}: its states are not laid out as those of this plan; it cannot go on with it")
     had, now = ({name: value for name, value in batch_of(each).items() if name not in _OF_SHARING} for each in both)
-    had["masters"], now["masters"] = before.decision.masters, plan.decision.masters
+    if not before.decision.zeroth_order:
+        had["masters"], now["masters"] = before.decision.masters, plan.decision.masters
     had["rows a step"], now["rows a step"] = before.decision.rows, plan.decision.rows
-    if differences := [f"{name} was {had[name]} and is {now[name]}" for name in now if had[name] != now[name]]:
+    names = [*had, *(name for name in now if name not in had)]
+    if differences := [
+        f"{name} was {had.get(name)} and is {now.get(name)}" for name in names if had.get(name) != now.get(name)
+    ]:
         raise MismatchError(
             f"{path}: with this plan it would be another run: {'; '.join(differences)}; solve for the same, with "
-            f"--global-batch {before.decision.rows} --masters {before.decision.masters} "
-            f"--optimizer-states {before.decision.optimizer_states}"
+            f"--global-batch {before.decision.rows} {_asked_of(before)}"
         )
+
+
+def _asked_of(plan: Plan) -> str:
+    """The options of solve by which a plan has the states of this one."""
+    decision = plan.decision
+    if zeroth_order := decision.zeroth_order:
+        masters = "fp32" if zeroth_order.masters else "none"
+        return f"--optimizer mezo --directions {zeroth_order.directions} --masters {masters}"
+    return f"--masters {decision.masters} --optimizer-states {decision.optimizer_states}"
+
+
+def _what_changes(plan: Plan) -> str:
+    """When a run goes on with another number of ranks, in words."""
+    if plan.decision.zeroth_order:
+        return (
+            "each has all of the model, and goes on from rank 0's log. Bits may differ from those of the ranks before "
+            "from now on, where a rank has another number of threads or other micro-batches"
+        )
+    return (
+        "its states are shared out anew. Sums are added in another order, so that bits may differ from those of the "
+        "ranks before from now on (losses by about 1e-6 in fp32)"
+    )
 
 
 def _tell_of_steps(joining: RunDirectory, first: Kept) -> None:
@@ -189,6 +225,17 @@ def _tell_of_steps(joining: RunDirectory, first: Kept) -> None:
             told.append({name: 0 if name.endswith("_bytes") else value for name, value in line.items()} | left_out)
     text = "".join(json.dumps(line) + "\n" for line in told)
     joining.folder.write(METRICS, text, durable=True)
+
+
+def _copy_out(first: Kept, joining: Sequence[RunDirectory], progress: Progress) -> None:
+    """Let each rank that joins a run without gradients have what rank 0 has: the log, and the weights that it kept."""
+    for number, directory in enumerate(joining):
+        if first.weights:
+            progress(number / len(joining), f"copying {first.weights.path.name}")
+            kept_weights.carry(first.directory.folder, first.weights, directory.folder)
+        copy_log(first.directory.folder, first.step, directory.folder)
+    if first.weights:
+        progress(1.0, f"copying {first.weights.path.name}")
 
 
 def _share_out(

@@ -24,7 +24,7 @@ from ..store import SUFFIX, Lying, discard, survey, sweep
 from . import kept_weights
 from .kept_weights import KeptWeights
 from .run_directory import RunDirectory, lies_in
-from .snapshots import SCHEMA, Origin, Snapshot
+from .snapshots import SCHEMA, Origin, Snapshot, batch_of
 
 
 @dataclass(frozen=True)
@@ -272,6 +272,7 @@ def _logged(directory: RunDirectory, volumes: Sequence[Path], *, adopt: bool, re
     if not steps:
         return Kept(directory, plan, None, (), clearable, unseen, 0)
     rows = plan.decision.rows
+    origin = origin | {"batch": batch_of(plan)}  # ranks may have shared it out otherwise when the log began
     document = {"schema": SCHEMA, "step": steps, "samples": steps * rows, "origin": origin, "made": ()}
     snapshot = Snapshot.read(document, str(path / LOG))
     weights = kept_weights.latest(directory.folder, log)

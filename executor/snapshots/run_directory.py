@@ -346,8 +346,8 @@ def remove_unbegun(path: Path) -> None:
 
 
 def _remove_unfinished(folder: Folder) -> None:
-    """What a kill left of a document that was being written."""
-    for pattern in _DOCUMENTS:
+    """What a kill left of a document that was being written, or of the metrics of a rank that was to join."""
+    for pattern in (*_DOCUMENTS, METRICS):
         for name in folder.names(f".{pattern}.*tmp"):
             folder.remove(name)
 

@@ -145,7 +145,7 @@ def killed_at(moment: int, work: Callable[[], object]) -> bool:
 
             for owner, name in (
                 (Store, "create"), (Store, "write"), (Store, "commit"), (Folder, "write"), (Folder, "remove"),
-                (Path, "rename"), (Path, "unlink"), (Path, "rmdir"),
+                (Path, "rename"), (Path, "unlink"), (Path, "rmdir"), (os, "rename"), (os, "fsync"),
             ):  # fmt: skip
                 counted(owner, name)
             work()
