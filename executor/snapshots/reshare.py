@@ -23,7 +23,7 @@ from ssdplan.plans.analysis.cache import FIGURES
 from ssdplan.plans.documents.metrics import METRICS
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.run import RUN, SCHEMA, OptionValue, Run
-from ssdplan.plans.errors import MismatchError
+from ssdplan.plans.errors import MismatchError, UsageError
 from ssdplan.plans.files import Folder
 from ssdplan.plans.schedule.build import build_schedule
 
@@ -69,12 +69,14 @@ def reshare(
         assert had != ranks, "the ranks that it has"
         _require_same(first, plan)
         note(f"goes on with {ranks} rank(s) instead of {had}: {_what_changes(plan)}")
+        places = _places(first.directory, ranks, volumes, note)
         made: list[RunDirectory] = []
         try:
             for rank in range(had, ranks):
                 document = Run(
                     schema=SCHEMA,
                     options=dict(options or first.directory.run.options),
+                    volumes=tuple(str(place) for place in places[rank] if not lies_in(run, place)),
                     snapshots=True,
                     rendered_at=first.directory.run.rendered_at,
                 )
@@ -82,7 +84,6 @@ def reshare(
                 made.append(joining)
                 _tell_of_steps(joining, first)
             directories = (*(kept.directory for kept in each), *made)
-            places = [list(volumes) if ranks == 1 and volumes else [mine.path] for mine in directories]
             if first.snapshot and plan.decision.zeroth_order:
                 _copy_out(first, made, progress)
             elif first.snapshot:
@@ -93,10 +94,40 @@ def reshare(
             for kept in each:
                 kept.directory.forget_ahead()
             raise
-        outside = [place for place in first.volumes if not lies_in(run, place)]
-        first.directory.change(options=options, volumes=places[0], left=(*first.unseen, *outside))
+        for kept, there in zip(each[1:], places[1:], strict=False):
+            kept.directory.change(volumes=there, left=_left_by(kept))
+        first.directory.change(options=options, volumes=places[0], left=_left_by(first))
         first.directory.moved(plan)
     finish(run, note, volumes)
+
+
+def _places(first: RunDirectory, ranks: int, volumes: Sequence[Path], note: Note) -> list[list[Path]]:
+    """Where the stores of so many ranks are to lie: in the directories that the run was told, each rank in one of its
+    own, made here, or at the `volumes` of one rank alone. A device or a file is one rank's, and nobody said whose: then
+    they lie in the run's directory. Raises UsageError."""
+    if ranks == 1 and volumes:
+        return [list(volumes)]
+    own = [[directory_of(first.path, rank)] for rank in range(ranks)]
+    told = [place for place in first.volumes if not lies_in(first.path, place)]
+    if not told:
+        return own
+    if other := [place for place in told if not place.is_dir()]:
+        where = f"{first.path} and rank-1 and so on in it" if ranks > 1 else str(first.path)
+        note(f"{other[0]} is one rank's alone, so the store of each rank is from now on in {where}")
+        return own
+    places = [[directory_of(place, rank) for place in told] for rank in range(ranks)]
+    for place in (place for of_rank in places for place in of_rank):
+        try:
+            place.mkdir(exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{place}: cannot make this directory: {error.strerror}") from error
+    return places
+
+
+def _left_by(kept: Kept) -> list[Path]:
+    """Where stores are that go when the others are durable, and where some may be that are out of sight now."""
+    path = kept.directory.path
+    return [*kept.unseen, *(place for place in kept.volumes if not lies_in(path, place))]
 
 
 def finish(run: Path, note: Note, volumes: Sequence[Path] = ()) -> None:
@@ -147,6 +178,7 @@ def _retire(directory: RunDirectory, note: Note) -> None:
     kept_weights.clear(directory.folder)
     told = [line["step"] for line in _lines(directory.folder) if "loss" in line]
     path = directory.path
+    _remove_places(directory)
     first = f"{path.name}-until-{told[-1] if told else 0}"
     names = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(1)))
     aside = next(there for name in names if not (there := path.with_name(name)).exists())
@@ -159,7 +191,16 @@ def _remove_unjoined(directory: RunDirectory) -> None:
     kept_weights.clear(directory.folder)
     for name in (LOG, *directory.folder.names(f".{LOG}.*tmp")):
         directory.folder.remove(name)
+    _remove_places(directory)
     directory.remove_unjoined()
+
+
+def _remove_places(directory: RunDirectory) -> None:
+    """Remove the directories that were made on drives for a rank's store, if nothing else is in them."""
+    for place in directory.volumes:
+        if place.name == directory.path.name and not lies_in(directory.path, place):
+            with contextlib.suppress(OSError):
+                place.rmdir()
 
 
 def _lines(folder: Folder) -> Iterator[Line]:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from ssdplan.executor.model.model import open_model
+from ssdplan.executor.snapshots.claims import Claims
 from ssdplan.executor.snapshots.export_run import export_run
 from ssdplan.executor.snapshots.reshare import finish, reshare
 from ssdplan.executor.snapshots.shares import ranks_of
@@ -81,6 +82,54 @@ def test_states_are_shared_out_to_any_number_of_ranks_and_back(directory: Path, 
     assert len(list(out.glob("rank-1-until-2*"))) == 1, "what a rank told stays"
     aside = out / "rank-1-until-2"
     assert (aside / "metrics.jsonl").exists() and not stores_in(aside)
+
+
+def on_drive(out: Path, drive: Path) -> Path:
+    """Let the stores of this run lie on a drive that it was told, and the run be one that this user began here."""
+    for place in places(out):
+        there = drive if place == out else drive / place.name
+        there.mkdir(parents=True)
+        for store in place.glob("*.ssdplan"):
+            store.rename(there / store.name)
+        document = json.loads((place / "run.json").read_text()) | {"volumes": [str(there)]}
+        (place / "run.json").write_text(json.dumps(document))
+        Claims.of_user().note(document["identity"], place)
+    return drive
+
+
+def stores_on(drive: Path) -> list[str]:
+    return sorted(str(path.parent.relative_to(drive)) for path in stores_in(drive))
+
+
+def test_stores_stay_on_the_drive_that_the_run_was_told(directory: Path, tmp_path: Path) -> None:
+    """Each rank's in a directory of its own there; and no directory stays behind of a rank that is no more."""
+    out = tmp_path / "run"
+    shutil.copytree(directory / "two", out)
+    drive = on_drive(out, tmp_path / "drive")
+    for ranks, where in ((4, [".", "rank-1", "rank-2", "rank-3"]), (1, ["."]), (2, [".", "rank-1"])):
+        reshare(out, plan_of(directory, ranks))
+        assert stores_on(drive) == where and not stores_in(out)
+        for place in places(out):
+            document = json.loads((place / "run.json").read_text())
+            assert document["volumes"] == [str(drive if place == out else drive / place.name)]
+            assert not document["left"]
+        assert len(list(drive.glob("rank-*"))) == ranks - 1
+        assert exported(out, tmp_path / f"model-{ranks}") == weights(directory / "two" / "model")
+
+
+def test_a_volume_that_is_one_ranks_alone_is_left(directory: Path, tmp_path: Path) -> None:
+    out, told = tmp_path / "run", []
+    shutil.copytree(directory / "two", out)
+    drive = on_drive(out, tmp_path / "drive")
+    (store,) = drive.glob("*.ssdplan")
+    document = json.loads((out / "run.json").read_text()) | {"volumes": [str(store)]}
+    (out / "run.json").write_text(json.dumps(document))
+    reshare(out, plan_of(directory, 4), note=told.append)
+    assert f"{store} is one rank's alone, so the store of each rank is from now on in {out}" in told[1]
+    assert not stores_on(drive) and len(stores_in(out)) == 4
+    for place in places(out):
+        document = json.loads((place / "run.json").read_text())
+        assert not document["volumes"] and not document["left"]
 
 
 @pytest.mark.parametrize(
@@ -157,14 +206,17 @@ def killed_at(moment: int, work: Callable[[], object]) -> bool:
     return os.WIFSIGNALED(status)
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_a_kill_at_any_moment_loses_nothing(directory: Path, tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "on_a_drive"), short_or_full([(1, True), (4, False)], [(1, False), (1, True), (4, False), (4, True)])
+)
+def test_a_kill_at_any_moment_loses_nothing(directory: Path, tmp_path: Path, ranks: int, on_a_drive: bool) -> None:
     """The snapshot is there at once, and after what was left is brought to its end; then it goes on as before."""
     expected = weights(directory / "two" / "model")
     plan, moment, seen = plan_of(directory, ranks, **OTHER), 0, set()
     while True:
         out = tmp_path / f"run-{moment}"
         shutil.copytree(directory / "two", out)
+        drive = on_drive(out, tmp_path / f"drive-{moment}") if on_a_drive else out
         if not killed_at(moment, lambda out=out: reshare(out, plan)):
             break
         assert exported(out, tmp_path / f"at-once-{moment}") == expected
@@ -176,7 +228,9 @@ def test_a_kill_at_any_moment_loses_nothing(directory: Path, tmp_path: Path, ran
             reshare(out, plan)
             assert exported(out, tmp_path / f"again-{moment}") == expected
         for place in places(out):
-            assert sum(each.generation > 0 for each in survey([place])) == 1, "no other store with states"
+            where = drive if place == out else drive / place.name
+            assert sum(each.generation > 0 for each in survey([where])) == 1, "no other store with states"
+            assert drive == out or not stores_in(place)
         shutil.rmtree(out)
         moment += short_or_full(7, 1)
     assert moment > 20 and seen == {2, ranks}
