@@ -30,12 +30,14 @@ def of_plan(plan: Plan, *, steps: int, store_bytes: int, snapshot_bytes: int | N
     about = "" if exact else "about "
     lines = [
         f"{plan.model.name}, {count(plan.model.parameters)} parameters: {d.rows} row(s) a step in "
-        f"{d.ranks * d.micro_batches} micro-batch(es) of {d.micro_batch_size}, {d.precision}, "
+        f"{d.micro_batches} micro-batch(es) of {d.micro_batch_size}{_on_each(d.ranks)}, {d.precision}, "
         f"{d.optimizer}{_formats(plan)}",
         f"a step takes {duration(p.step_seconds)}, {number(p.tokens_per_second)} tokens/s; {about}{steps:,} step(s) "
         f"take {about or 'about '}{duration(steps * p.step_seconds)}; bound by: {p.bound_by}",
         _memory(plan) + (f"; the store takes {format_bytes(store_bytes)} of the drive" if store_bytes else ""),
     ]
+    if d.ranks > 1:
+        lines.append(f"memory, the store and what is written are of each of the {d.ranks} ranks")
     if p.ssd_write_bytes:
         lines.append(_writing(plan, steps, snapshot_bytes))
     else:
@@ -53,6 +55,10 @@ def _formats(plan: Plan) -> str:
     d = plan.decision
     masters = f", masters {d.masters}" if d.masters != "fp32" else ""
     return masters + (f", moments in {d.optimizer_states}" if d.optimizer_states != "fp32" else "")
+
+
+def _on_each(ranks: int) -> str:
+    return f" on each of {ranks} ranks" if ranks > 1 else ""
 
 
 def _memory(plan: Plan) -> str:

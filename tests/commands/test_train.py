@@ -21,16 +21,18 @@ from ssdplan.commands.train.options import CHOSEN, COMMANDS, LEFT_OUT, takes
 from ssdplan.commands.train.validity import Wanted, why_stale
 from ssdplan.native.process import host_memory
 from ssdplan.plans.analysis.memory_usage import snapshot_bytes
-from ssdplan.plans.documents.profile import Profile
+from ssdplan.plans.documents.profile import Network, Profile
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.views.quantities import decimal
+from ssdplan.plans.views.screen import describe_briefly
 from ssdplan.profiler.processor import cores, cpu_name
 from tests.made.decisions import decide
 from tests.made.plans import planned
 from tests.made.profiles import made_machine, made_model, made_volume
 
+NETWORK = Network(ranks=2, gather_bandwidth=1e9, exchange_bandwidth=1e9, add_rate=1e10)
 THREE = {"profile": profile.command(), "solve": solve.command(), "run": run.command()}
 
 
@@ -302,3 +304,18 @@ def test_what_a_plan_takes_names_a_snapshot_where_one_is_taken() -> None:
             said = saying.of_plan(plan, steps=10, store_bytes=1, snapshot_bytes=taken, exact=True)[-1]
             assert (f" and {format_bytes(each)} a snapshot" in said) == (taken is not None and each > 0), said
             assert f"{decimal(10 * plan.prediction.ssd_write_bytes)} in all steps" in said
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_of_several_ranks_it_says_that_figures_are_of_each(ranks: int) -> None:
+    model = made_model(blocks=2, hidden=64)
+    decision = decide(model, optimizer=0.5, micro_batches=3, ranks=ranks)
+    plan = planned(
+        model, made_machine().model_copy(update={"network": NETWORK}), decision, build_schedule(model, decision)
+    )
+    said = saying.of_plan(plan, steps=10, store_bytes=1, snapshot_bytes=None, exact=True)
+    each = "memory, the store and what is written are of each of the 2 ranks"
+    assert (each in said) == (" on each of 2 ranks, " in said[0]) == (ranks == 2)
+    assert "in 3 micro-batch(es) of " in said[0]
+    brief = describe_briefly(plan, build_schedule(model, decision), "more")
+    assert ("ranks               2; memory and ssd below are of each of them" in brief) == (ranks == 2)

@@ -43,6 +43,7 @@ def describe_briefly(
             f"{times(d.rows, 'row')} of {d.sequence_length} tokens: "
             f"{times(d.micro_batches, 'micro-batch', 'micro-batches')} of {d.micro_batch_size}{ranks}",
         ),
+        *([("ranks", f"{d.ranks}; memory and ssd below are of each of them")] if d.ranks > 1 else []),
         (
             "host memory",
             f"{format_enough(p.peak_host_bytes)} of {format_bytes(d.host_budget_bytes)}"
