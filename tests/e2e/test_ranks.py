@@ -139,14 +139,16 @@ def test_a_run_goes_on_with_another_number_of_ranks(home: Path, whole: Path, tmp
     solve = ("solve", tmp_path / "profile.json", "--host-memory", "32MiB", "--global-batch", 4)
     ssdplan(*solve, "-o", tmp_path / "plan.json", cwd=home)
     run = ("run", tmp_path / "plan.json", "--data", "text.txt", "--eval-data", "held-out.txt")
-    out = tmp_path / "run"
-    ssdplan(*run, "--steps", 1, "--out", out, "--snapshot-every", 1, "--keep", 1, cwd=home)
+    out, drive = tmp_path / "run", tmp_path / "drive"
+    drive.mkdir()
+    ssdplan(*run, "--steps", 1, "--out", out, "--snapshot-every", 1, "--keep", 1, "--volume", drive, cwd=home)
     told = ssdplan("run", "--resume", out, "--ranks", 2, "--steps", 3, cwd=home).stderr
     assert "goes on with 2 rank(s) instead of 1" in told and "bits may differ" in told and "--keep 1 is for" in told
     plan = json.loads((out / "plan.json").read_text())
     assert plan["decision"]["ranks"] == 2 == plan["machine"]["network"]["ranks"]
     assert plan["decision"]["host_budget_bytes"] == 16 << 20
-    assert len(list(out.glob("volume-*"))) == 1 == len(list((out / "rank-1").glob("volume-*")))
+    assert len(list(drive.glob("volume-*"))) == 1 == len(list((drive / "rank-1").glob("volume-*")))
+    assert not list(out.rglob("volume-*"))
     told = ssdplan("run", "--resume", out, "--ranks", 1, "--steps", 4, cwd=home).stderr
     assert "goes on with 1 rank(s) instead of 2" in told and not (out / "rank-1").exists()
     losses, expected = (json.loads((path / "report.json").read_text()) for path in (out, whole))
@@ -154,6 +156,25 @@ def test_a_run_goes_on_with_another_number_of_ranks(home: Path, whole: Path, tmp
     assert losses["eval_losses"]["4"] == pytest.approx(expected["eval_losses"]["4"], rel=5e-6)
     assert "evenly" in refused("run", "--resume", out, "--ranks", 3, "--steps", 5, cwd=home, code=2)
     ssdplan("show", out, cwd=home)
+
+
+def test_a_run_without_gradients_goes_on_with_another_number_of_ranks(home: Path, tmp_path: Path) -> None:
+    """From one rank to two and back, by plans that are made for them."""
+    alone = json.loads((home / "profile.json").read_text())
+    alone["machine"]["network"] = None
+    (tmp_path / "profile.json").write_text(json.dumps(alone))
+    solve = ("solve", tmp_path / "profile.json", "--host-memory", "32MiB", "--global-batch", 4, "--optimizer", "mezo")
+    ssdplan(*solve, "-o", tmp_path / "plan.json", cwd=home)
+    out, run = tmp_path / "run", ("run", tmp_path / "plan.json", "--data", "text.txt")
+    ssdplan(*run, "--steps", 4, "--out", tmp_path / "whole", cwd=home)
+    ssdplan(*run, "--steps", 2, "--out", out, "--snapshot-every", 1, cwd=home)
+    told = ssdplan("run", "--resume", out, "--ranks", 2, "--steps", 3, cwd=home).stderr
+    assert "goes on with 2 rank(s) instead of 1" in told and "Bits may differ" in told
+    assert (out / "weights-3").is_dir() and (out / "rank-1" / "weights-3").is_dir()
+    told = ssdplan("run", "--resume", out, "--ranks", 1, "--steps", 4, cwd=home).stderr
+    assert "goes on with 1 rank(s) instead of 2" in told and not (out / "rank-1").exists()
+    losses, expected = (json.loads((path / "report.json").read_text())["losses"] for path in (out, tmp_path / "whole"))
+    assert losses == pytest.approx(expected, rel=5e-6)
 
 
 def test_ranks_end_with_a_launcher_that_is_killed(home: Path, tmp_path: Path) -> None:
