@@ -32,7 +32,7 @@ from ..memory.store_records import Records
 from ..metrics.metrics import Line, lines
 from ..optimizer.zeroth_order_log import LOG, copy_log
 from ..ranks.place import directory_of
-from ..store import MOST_KEPT, Lying, Store
+from ..store import MOST_KEPT, Lying, Store, sweep
 from . import kept_weights
 from .resume import Kept, clear, reopened, stores_of
 from .run_directory import RunDirectory, lies_in, remove_unbegun
@@ -170,6 +170,7 @@ def _ranks_of(lying: Lying, directory: RunDirectory) -> int | None:
 
 def _retire(directory: RunDirectory, note: Note) -> None:
     """Put aside what a rank that the run has no more leaves, without its store; of one that never joined, nothing."""
+    sweep(directory.path)
     for lying in stores_of(directory, (), confirm="").clearable:
         clear(lying, directory)
     if not directory.joined:

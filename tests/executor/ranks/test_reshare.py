@@ -19,7 +19,7 @@ from ssdplan.executor.snapshots.claims import Claims
 from ssdplan.executor.snapshots.export_run import export_run
 from ssdplan.executor.snapshots.reshare import finish, reshare
 from ssdplan.executor.snapshots.shares import ranks_of
-from ssdplan.executor.store import Store, survey
+from ssdplan.executor.store import Store, survey, volumes
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import DiskFullError, MismatchError
 from ssdplan.plans.files import Folder
@@ -204,6 +204,27 @@ def killed_at(moment: int, work: Callable[[], object]) -> bool:
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "it failed otherwise"
     return os.WIFSIGNALED(status)
+
+
+def test_a_store_that_a_kill_left_half_made_does_not_stay_in_the_way(directory: Path, tmp_path: Path) -> None:
+    """Its file is there, and nothing of a store is in it yet."""
+    out, plan = tmp_path / "run", plan_of(directory, 4)
+    shutil.copytree(directory / "two", out)
+    child = os.fork()
+    if child == 0:
+        try:
+            flush = volumes._flush_directory
+            volumes._flush_directory = lambda at: os.kill(os.getpid(), 9) if at == out / "rank-2" else flush(at)
+            torch.set_num_threads(1)
+            reshare(out, plan)
+        finally:
+            os._exit(1)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    assert stores_in(out / "rank-2")
+    finish(out, lambda text: None)
+    assert len(places(out)) == 2
+    reshare(out, plan)
+    assert exported(out, tmp_path / "model") == weights(directory / "two" / "model")
 
 
 @pytest.mark.parametrize(
