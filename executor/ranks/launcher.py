@@ -4,14 +4,17 @@ Owns their environment, and which of their errors the user is told: one, that of
 word of their errors in a folder of the launcher's (`place.py`).
 """
 
+import contextlib
 import fcntl
 import logging
 import math
 import os
+import shutil
 import signal
+import stat
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
@@ -23,7 +26,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from ssdplan.plans.errors import INTERRUPTED, RankError, SsdplanError, StoppedWithSnapshot, UsageError, error_of
 
-from .place import LAUNCHED, THERE, Told, when_told
+from .place import FOLDER, LAUNCHED, THERE, Told, when_told
 
 ENDING_SECONDS = 30.0
 _SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -76,8 +79,8 @@ def launch(ranks: int, arguments: Sequence[str], ending_seconds: float = ENDING_
     os.environ.setdefault("OMP_NUM_THREADS", str(max(len(os.sched_getaffinity(0)) // ranks, 1)))
     os.environ[_SHUTDOWN_TIMEOUT] = str(ending)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with tempfile.TemporaryDirectory(prefix="ssdplan-ranks-") as name, (Path(name) / THERE).open("w") as there:
-        fcntl.flock(there, fcntl.LOCK_EX)
+    clear_left()
+    with tempfile.TemporaryDirectory(prefix=FOLDER) as name, _locked(Path(name)):
         os.environ[LAUNCHED] = name
         config = LaunchConfig(
             min_nodes=1,
@@ -100,6 +103,29 @@ def launch(ranks: int, arguments: Sequence[str], ending_seconds: float = ENDING_
             return 0
         ends = _ends(ranks, Path(name), failures, _patience())
     raise _outcome(ends, ranks, _patience(), way_on)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The file by which ranks and other launchers know that this one is there: locked before it has its name."""
+    made = folder / f".{THERE}"
+    with made.open("w") as there:
+        fcntl.flock(there, fcntl.LOCK_EX)
+        made.rename(folder / THERE)
+        yield
+
+
+def clear_left() -> None:
+    """Remove the folders of this user's launchers that were killed, as soon as none of their ranks is there any more.
+    One that has no lock yet is just being made."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+        with contextlib.suppress(OSError):  # not ours to read, or gone, or in use
+            status = folder.lstat()
+            if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
+                continue
+            with (folder / THERE).open() as there:
+                fcntl.flock(there, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
 
 
 def _ending_seconds(default: float) -> int:

@@ -32,6 +32,10 @@ LAUNCHED = "SSDPLAN_LAUNCHED"
 """Set in the environment of ranks that `launcher.py` starts, to its folder."""
 THERE = "launcher"
 """In the folder, a file that the launcher keeps locked as long as it is there."""
+FOLDER = "ssdplan-ranks-"
+"""What the name of the launcher's folder begins with."""
+_gone = threading.Event()
+"""Whether the launcher of this rank is no more, so that nobody hears what it tells."""
 _MEETING, _TOLD = "meeting", "told"
 
 
@@ -54,6 +58,8 @@ class Place:
     def tell(self, told: "Told") -> bool:
         """Leave word for the launcher; whether that could be done."""
         assert self.launcher is not None
+        if _gone.is_set():
+            return False
         place = _word_of(self.launcher, self.rank)
         try:
             place.with_suffix(".part").write_text(json.dumps(asdict(told)))
@@ -176,9 +182,13 @@ def settle_rank(place: Place) -> None:
 
 def _end_with(launcher: Path) -> None:
     """Ask this process to end, once, when the launcher holds its lock no more. What Linux sends by PR_SET_PDEATHSIG
-    comes again for each thread of the launcher, and a second signal means another thing."""
-    with contextlib.suppress(FileNotFoundError), (launcher / THERE).open() as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
+    comes again for each thread of the launcher, and a second signal means another thing.
+
+    The lock stays shared by the ranks until they have ended: what they meet by is in the folder, which another launcher
+    removes when nobody has the lock."""
+    with contextlib.suppress(FileNotFoundError):
+        fcntl.flock(os.open(launcher / THERE, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH)
+    _gone.set()
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -3,6 +3,7 @@ shell here."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sys
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.api import PContext
 
-from ssdplan.executor.ranks.launcher import launch
+from ssdplan.executor.ranks import place
+from ssdplan.executor.ranks.launcher import clear_left, launch
 from ssdplan.executor.ranks.place import Place, Told, told_to_launcher
 from ssdplan.plans.errors import (
     DiskFullError,
@@ -66,6 +68,50 @@ def test_ranks_that_end_well_end_the_launcher_well(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert ranks('[ "$WORLD_SIZE $LOCAL_RANK" = "2 0" ]', '[ "$RANK" = 1 -a -d "$SSDPLAN_LAUNCHED" ]') == 0
     assert {place.name for place in tmp_path.iterdir()} == {"rank", "up"}
+
+
+def test_what_killed_launchers_left_is_removed_by_the_next(
+    ranks,  # type: ignore[no-untyped-def]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But not while one of their ranks is there, nor what is just being made or is none of ours."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    left, used, new = (tmp_path / "tmp" / f"ssdplan-ranks-{name}" for name in ("left", "used", "new"))
+    for folder in (left, used, new):
+        (folder / "none").mkdir(parents=True)
+    for folder in (left, used):
+        (folder / "launcher").touch()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "launcher").touch()
+    (tmp_path / "tmp" / "ssdplan-ranks-link").symlink_to(tmp_path / "elsewhere")
+    with (used / "launcher").open() as rank:
+        fcntl.flock(rank, fcntl.LOCK_SH)
+        assert ranks("exit 0", "exit 0") == 0
+        assert {place.name[14:] for place in (tmp_path / "tmp").iterdir()} == {"used", "new", "link"}
+    assert (tmp_path / "elsewhere" / "launcher").exists()
+    assert ranks("exit 0", "exit 0") == 0
+    assert {place.name[14:] for place in (tmp_path / "tmp").iterdir()} == {"new", "link"}
+
+
+def test_a_rank_whose_launcher_is_gone_speaks_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And keeps the folder in use until it has ended."""
+    (tmp_path / "tmp" / "ssdplan-ranks-x").mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(place, "_gone", threading.Event())
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda *words: asked.append(words))
+    folder = tmp_path / "tmp" / "ssdplan-ranks-x"
+    rank = Place(0, 2, 0, 2, folder)
+    with (folder / "launcher").open("w") as launcher:
+        fcntl.flock(launcher, fcntl.LOCK_EX)
+        waits = threading.Thread(target=place._end_with, args=(folder,))
+        waits.start()
+        assert rank.tell(Told(5, "full")) and not asked
+    waits.join()
+    assert asked == [(os.getpid(), signal.SIGTERM)] and not rank.tell(Told(5, "full"))
+    clear_left()
+    assert folder.exists()
 
 
 @pytest.mark.parametrize(
