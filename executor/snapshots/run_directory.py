@@ -154,8 +154,8 @@ class RunDirectory:
             folder.require_own()
             _make_private(folder)
             opened = cls(folder, run.model_copy(update={"identity": secrets.token_hex(16)}), known=True)
+            opened._claim()  # first: whoever finds its run.json is to believe the places in it
             opened._save(opened.run, RUN)
-            opened._claim()
             yield opened
 
     @classmethod

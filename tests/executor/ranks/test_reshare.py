@@ -18,6 +18,7 @@ from ssdplan.executor.model.model import open_model
 from ssdplan.executor.snapshots.claims import Claims
 from ssdplan.executor.snapshots.export_run import export_run
 from ssdplan.executor.snapshots.reshare import finish, reshare
+from ssdplan.executor.snapshots.run_directory import RunDirectory
 from ssdplan.executor.snapshots.shares import ranks_of
 from ssdplan.executor.store import Store, survey, volumes
 from ssdplan.plans.documents.plan import Plan
@@ -206,25 +207,51 @@ def killed_at(moment: int, work: Callable[[], object]) -> bool:
     return os.WIFSIGNALED(status)
 
 
+def killed_in(owner: Any, name: str, when: Callable[..., bool], work: Callable[[], object]) -> None:
+    """Do it in a process of its own, which is gone when this is called so."""
+    child = os.fork()
+    if child == 0:
+        try:
+            torch.set_num_threads(1)
+            made = getattr(owner, name)
+
+            def call(*arguments: Any, **more: Any) -> Any:
+                if when(*arguments):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return made(*arguments, **more)
+
+            setattr(owner, name, call)
+            work()
+        finally:
+            os._exit(1)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
 def test_a_store_that_a_kill_left_half_made_does_not_stay_in_the_way(directory: Path, tmp_path: Path) -> None:
     """Its file is there, and nothing of a store is in it yet."""
     out, plan = tmp_path / "run", plan_of(directory, 4)
     shutil.copytree(directory / "two", out)
-    child = os.fork()
-    if child == 0:
-        try:
-            flush = volumes._flush_directory
-            volumes._flush_directory = lambda at: os.kill(os.getpid(), 9) if at == out / "rank-2" else flush(at)
-            torch.set_num_threads(1)
-            reshare(out, plan)
-        finally:
-            os._exit(1)
-    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    killed_in(volumes, "_flush_directory", lambda at: at == out / "rank-2", lambda: reshare(out, plan))
     assert stores_in(out / "rank-2")
     finish(out, lambda text: None)
     assert len(places(out)) == 2
     reshare(out, plan)
     assert exported(out, tmp_path / "model") == weights(directory / "two" / "model")
+
+
+@pytest.mark.parametrize("name", ["_claim", "_save"])
+def test_a_rank_whose_directory_was_just_begun_does_not_stay_in_the_way(
+    directory: Path, tmp_path: Path, name: str
+) -> None:
+    """Though it is to have its store elsewhere, which is believed of this user's own runs alone."""
+    out, plan = tmp_path / "run", plan_of(directory, 4)
+    shutil.copytree(directory / "two", out)
+    drive = on_drive(out, tmp_path / "drive")
+    killed_in(RunDirectory, name, lambda of, *_: of.path == out / "rank-2", lambda: reshare(out, plan))
+    finish(out, lambda text: None)
+    assert len(places(out)) == 2
+    reshare(out, plan)
+    assert stores_on(drive) == [".", "rank-1", "rank-2", "rank-3"]
 
 
 @pytest.mark.parametrize(
