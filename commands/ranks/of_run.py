@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from ssdplan.executor.ranks.place import PATIENCE_SECONDS, Place, directory_of, told_to_launcher
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.run import PLAN, RUN, OptionValue, Run
-from ssdplan.plans.errors import MismatchError, SsdplanError, UsageError, error_of, said_by_another
+from ssdplan.plans.errors import InfeasibleError, MismatchError, SsdplanError, UsageError, error_of, said_by_another
 from ssdplan.plans.views.progress_line import ProgressLine
 
 from ..parsing import options as of
@@ -291,7 +291,14 @@ def _planned(plan: Plan, ranks: int, network: "Network | None", line: ProgressLi
         f"plans for {ranks} rank(s) by the figures of the plan for {had}, which may be others for each of them now "
         f"(ssdplan profile --ranks {ranks} and solve make a plan that knows)"
     )
-    return Replanner(plan).replanned(machine.model_copy(update=changed), plan.model, ranks)
+    try:
+        return Replanner(plan).replanned(machine.model_copy(update=changed), plan.model, ranks)
+    except InfeasibleError as error:
+        raise InfeasibleError(
+            f"{error}. Each rank was given an equal part of the host memory that the run had. To give it more: ssdplan "
+            f"profile --ranks {ranks}, ssdplan solve --host-memory SIZE for the same batch and optimizer, then ssdplan "
+            f"run PLAN --resume RUN --ranks {ranks}"
+        ) from error
 
 
 def _measured(ranks: "Ranks", plan: Plan) -> "Network":
