@@ -5,6 +5,7 @@ makes them exact, the simulator predicts; `solve.py` makes a plan of it.
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
@@ -17,7 +18,7 @@ from .explain.alternatives import rungs_by
 from .explain.sensitivity import scaled_compute
 from .fit.budgets import Candidate
 from .fit.fit import Fitter
-from .fit.found import Branch
+from .fit.found import Branch, Solved
 from .fit.pace import budget_below
 from .pacing import FEW_OPS, WAITING, Pacing
 from .predict.peaks import compute_seconds, forward_seconds
@@ -49,8 +50,9 @@ class Found:
 class Search:
     """The outer search on one model, machine and set of budgets."""
 
-    def __init__(self, model: Model, machine: Machine, fitter: Fitter) -> None:
-        self.model, self.machine, self.fitter = model, machine, fitter
+    def __init__(self, model: Model, machine: Machine, fitter: Fitter, *, paces: bool = True) -> None:
+        """`paces`: what is simulated is tried at other paces too."""
+        self.model, self.machine, self.fitter, self.paces = model, machine, fitter, paces
         self.pacing = Pacing(model, machine, fitter)
         self._ranked: dict[Candidate, list[Ranked]] = {}
 
@@ -73,20 +75,34 @@ class Search:
         return Search(self.model, self.machine, self.fitter.estimating(zeroth_order))
 
     def recomputing_everything(self) -> "Search":
-        """The search for a batch. Where plans may save activations it is that of plans that do not: a batch fits with
-        them or without, and is not made smaller, to write states more often, for what they gain alone."""
+        """The search for a batch. Where plans may save activations it is that of plans that do not, at one pace: a
+        batch fits with them or without, and is not made smaller, to write states more often, for what they gain alone.
+        """
         could_save = any(rungs_by("all", self.model, size) for size in self.model.micro_batch_sizes)
         if self.fitter.fixed.recompute != "auto" or not could_save:
             return self
-        return Search(self.model, self.machine, self.fitter.with_recompute("all"))
+        return Search(self.model, self.machine, self.fitter.with_recompute("all"), paces=False)
 
     def save(self, plain: Simulated, scanned: Sequence[Scanned]) -> Simulated:
         """The best plan of a batch, or of a half or a quarter of it, or of as good a one of other micro-batches, which
         have room for more activations: by a token's seconds, and what it writes more than in `plain`, as the program
         weighs it. `plain` is the batch's plan that recomputes everything."""
         own = plain.solved.fitted.candidate
-        if not rungs_by("all", self.model, own.micro_batch_size):
-            return plain
+        slow = copy(self)
+        slow.paces = False
+        found = slow._saved(plain, own, scanned) if rungs_by("all", self.model, own.micro_batch_size) else [plain]
+        best, lightest = plain, inf
+        for each in sorted(found, key=lambda each: self._weight(each, plain)):
+            candidate, program = each.solved.fitted.candidate, each.solved.program
+            hidden = (each.timeline.seconds - program.seconds) / self.pacing.tokens(candidate)  # no pace hides more
+            if self._weight(each, plain) - hidden < lightest:
+                paced = self.pacing.hastened(each, candidate, (each.solved.branch,))
+                if (weight := self._weight(paced, plain)) < lightest:
+                    best, lightest = paced, weight
+        return best
+
+    def _saved(self, plain: Simulated, own: Candidate, scanned: Sequence[Scanned]) -> list[Simulated]:
+        """What `save` chooses from, each at one pace."""
         known = {entry.candidate: entry for entry in scanned}
         auto = self._saving(own, known)
         entry = self._scan_surely(own, auto)
@@ -101,7 +117,7 @@ class Search:
             if each.tokens_per_second > max(every.tokens_per_second for every in found):
                 saving = self.simulate(each.candidate, each.scanned.branches)
                 found += [saving] if saving else []
-        return min(found, key=lambda each: self._weight(each, plain))
+        return found
 
     def _saving(self, candidate: Candidate, known: Mapping[Candidate, Scanned]) -> list[Branch]:
         """The branches of a candidate where backward recomputes what it has to."""
@@ -354,11 +370,12 @@ class Search:
         self, candidate: Candidate, branches: Sequence[Branch], plain: Simulated | None = None
     ) -> Simulated | None:
         """The candidate's best decision, fitted and simulated; None when it does not fit. Where the simulated step
-        waits for chunks, the fastest of the paces that hide more, what their operations take counted in."""
+        waits for chunks, the fastest of the paces that hide more, what their operations take counted in; without
+        `paces` the usual one."""
         solved = self.fitter.solve(candidate, branches)
         if solved is None:
             return None
-        best = self.pacing.paced(solved, candidate, branches)
+        best = self._met(solved, candidate, branches)
         if self.fitter.fixed.recompute == "auto" and rungs_by("all", self.model, candidate.micro_batch_size):
             best = self._weighed(best, candidate, branches, plain)
         return best
@@ -402,7 +419,14 @@ class Search:
             resident = self.fitter.resident(candidate, entry.branches)
             return None if resident is None else self.pacing.simulated(resident)
         solved = self.fitter.with_recompute(recompute).solve(candidate, entry.branches)
-        return None if solved is None else self.pacing.paced(solved, candidate, entry.branches, paced_below)
+        return None if solved is None else self._met(solved, candidate, entry.branches, paced_below)
+
+    def _met(
+        self, solved: Solved, candidate: Candidate, branches: Sequence[Branch], paced_below: float = inf
+    ) -> Simulated:
+        if not self.paces:
+            return self.pacing.met(solved, candidate, branches)
+        return self.pacing.paced(solved, candidate, branches, paced_below)
 
     def alternatives(
         self, scanned: Sequence[Scanned], ranked: Sequence[Ranked], chosen: Simulated
