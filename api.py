@@ -33,7 +33,7 @@ __all__ = ["Board", "Plan", "Profile", "Shown", "StepMetrics", "Trained", "profi
 Value = bool | int | float | str | Path | Sequence[int] | Sequence[str] | Sequence[Path] | None
 """Of an option: sizes are text such as "8GiB", or bytes; None is as if it were not given."""
 Draw = Callable[[Board], None]
-_PRINTED = "it is of what the command prints, and from Python nothing is printed: leave it out"
+_PRINTED = "it changes what the command prints, and from Python nothing is printed; leave it out"
 _SWEEP = "a sweep is a table, not a plan: ssdplan solve --sweep on the command line makes it"
 _NOT_FROM_PYTHON: Mapping[str, Mapping[str, str]] = {
     "profile": dict.fromkeys(("json", "quiet"), _PRINTED),

@@ -41,13 +41,23 @@ class Pacing:
         self.model, self.machine, self.fitter = model, machine, fitter
 
     def paced(self, solved: Solved, candidate: Candidate, branches: Sequence[Branch], most: float = inf) -> Simulated:
-        """`solved`, or where its step waits for chunks and its program takes less than `most` seconds the fastest of
-        the paces that promise to hide more. Or what keeps all on the device, where that is faster: the program does not
-        see what the end of a step waits for."""
+        """`met`, or where that waits for chunks and its program takes less than `most` seconds the fastest of the paces
+        that promise to hide more."""
+        return self.hastened(self.met(solved, candidate, branches), candidate, branches, most)
+
+    def met(self, solved: Solved, candidate: Candidate, branches: Sequence[Branch]) -> Simulated:
+        """`solved`; or what keeps all on the device, where that is faster: the program does not see what the end of a
+        step waits for."""
         best = self.simulated(solved)
         resident = self.fitter.resident(candidate, branches)
-        if resident is not None:
-            best = min(best, self.simulated(resident), key=self.with_operations)
+        return best if resident is None else min(best, self.simulated(resident), key=self.with_operations)
+
+    def hastened(
+        self, best: Simulated, candidate: Candidate, branches: Sequence[Branch], most: float = inf
+    ) -> Simulated:
+        """`best` as it is, or at the fastest of the paces that promise to hide more: where it waits for chunks and its
+        program takes less than `most` seconds."""
+        solved = best.solved
         waits = best.timeline.seconds > WAITING * solved.program.seconds and solved.program.seconds < most
         if waits and len(solved.fitted.schedule.steady.ops) <= FEW_OPS:
             for pace in self._promising(solved):

@@ -455,8 +455,18 @@ def _not_made(
 
 
 def smallest_of(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """For each micro-batch size the fewest micro-batches: where nothing of these fits, nothing does."""
+    """For each micro-batch size the fewest micro-batches."""
     found: dict[int, Candidate] = {}
     for candidate in candidates:
         found.setdefault(candidate.micro_batch_size, candidate)
     return sorted(found.values(), key=lambda candidate: candidate.order)
+
+
+def least_of(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those that have no more rows in a micro-batch than another, or fewer micro-batches: more of either takes more of
+    everything, so where nothing of these fits, nothing does."""
+    found: list[Candidate] = []
+    for each in sorted(candidates, key=lambda each: (each.micro_batch_size, each.micro_batches)):
+        if not found or each.micro_batches < found[-1].micro_batches:
+            found.append(each)
+    return sorted(found, key=lambda candidate: candidate.order)

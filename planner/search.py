@@ -5,25 +5,26 @@ makes them exact, the simulator predicts; `solve.py` makes a plan of it.
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from math import inf
 
 from ssdplan.plans.documents.plan import Alternative, Least, Recompute
 from ssdplan.plans.documents.profile import Machine, Model
-from ssdplan.plans.documents.zeroth_order import SIDES, ZerothOrder
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 
 from .explain.alternatives import rungs_by
 from .explain.sensitivity import scaled_compute
 from .fit.budgets import Candidate
 from .fit.fit import Fitter
-from .fit.found import Branch, Sketch, inputs_elsewhere
+from .fit.found import Branch, Sketch, Solved, inputs_elsewhere
 from .fit.pace import budget_below
 from .pacing import FEW_OPS, WAITING, Pacing
-from .predict.peaks import compute_seconds, forward_seconds
 from .predict.shortened import step_seconds
-from .program.program import Bound, program_bound
-from .ranked import ENOUGH, WORTH, Ranked, Scanned, Simulated, good_enough, smallest_good_enough, with_more_room
-from .request import LADDER, smallest_of
+from .program.program import Bound
+from .ranked import ENOUGH, WORTH, Ranked, Scanned, Simulated, smallest_good_enough, with_more_room
+from .request import least_of, smallest_of
+from .scanning import Scan, Scanner
 
 FEW = (1, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of micro-batches of plans in memory that are looked at."""
@@ -39,54 +40,80 @@ class Found:
     """What a search found, and what it looked at."""
 
     chosen: Simulated
-    scanned: list[Scanned]
+    scan: Scan
     ranked: list[Ranked]
 
 
 class Search:
     """The outer search on one model, machine and set of budgets."""
 
-    def __init__(self, model: Model, machine: Machine, fitter: Fitter) -> None:
-        self.model, self.machine, self.fitter = model, machine, fitter
+    def __init__(self, model: Model, machine: Machine, fitter: Fitter, *, paces: bool = True) -> None:
+        """`paces`: what is simulated is tried at other paces too."""
+        self.model, self.machine, self.fitter, self.paces = model, machine, fitter, paces
         self.pacing = Pacing(model, machine, fitter)
+        self.scanner = Scanner(model, machine, fitter, self.pacing.tokens)
         self._ranked: dict[Candidate, list[Ranked]] = {}
 
     def find(self, candidates: Sequence[Candidate], *, between: bool) -> Found | None:
         """The smallest batch that is good enough of all that the user allows, and what was tried on the way; None where
         nothing fits. `between`: look at numbers of micro-batches between those of the ladder too."""
-        smallest = smallest_of(candidates)
-        if not any(map(self.fitter.has_room, candidates)) and all(map(self.fitter.far_too_large, smallest)):
+        if all(map(self.fitter.cannot_fit, least_of(candidates))):
             return None
-        scanned = self.scan(candidates)
+        scan = self.scanner.scan(candidates)
         if between:
-            scanned = self.look_between(scanned)
-        ranked = self.narrow_down(scanned)
-        ranked += self.look_beyond(candidates, scanned, ranked)
-        chosen = self.choose(ranked, smallest)
-        return Found(chosen, scanned, ranked) if chosen else None
+            self.scanner.between(scan)
+        ranked = self.narrow_down(scan.entries)
+        reached = max((each.tokens_per_second for each in ranked), default=0.0)
+        if any(self.scanner.most_tokens_per_second(candidate) > reached for candidate in scan.slow):
+            scan = self._looked_at_all(scan)
+            ranked = self.narrow_down(scan.entries)
+        others = [candidate for candidate in candidates if candidate not in scan.slow]
+        ranked += self.look_beyond(others, scan.entries, ranked)
+        chosen = self.choose(ranked, candidates)
+        return Found(chosen, scan, ranked) if chosen else None
+
+    def _looked_at_all(self, scan: Scan) -> Scan:
+        """`scan` with what was too slow to look at."""
+        whole = Scan(scan.entries)
+        whole.add(self.scanner.each(scan.slow))
+        return whole
 
     def estimating(self, zeroth_order: ZerothOrder) -> "Search":
         """The search for zeroth-order plans of that kind."""
         return Search(self.model, self.machine, self.fitter.estimating(zeroth_order))
 
     def recomputing_everything(self) -> "Search":
-        """The search for a batch. Where plans may save activations it is that of plans that do not: a batch fits with
-        them or without, and is not made smaller, to write states more often, for what they gain alone."""
+        """The search for a batch. Where plans may save activations it is that of plans that do not, at one pace: a
+        batch fits with them or without, and is not made smaller, to write states more often, for what they gain alone.
+        """
         could_save = any(rungs_by("all", self.model, size) for size in self.model.micro_batch_sizes)
         if self.fitter.fixed.recompute != "auto" or not could_save:
             return self
-        return Search(self.model, self.machine, self.fitter.with_recompute("all"))
+        return Search(self.model, self.machine, self.fitter.with_recompute("all"), paces=False)
 
     def save(self, plain: Simulated, scanned: Sequence[Scanned]) -> Simulated:
         """The best plan of a batch, or of a half or a quarter of it, or of as good a one of other micro-batches, which
         have room for more activations: by a token's seconds, and what it writes more than in `plain`, as the program
         weighs it. `plain` is the batch's plan that recomputes everything."""
         own = plain.solved.fitted.candidate
-        if not rungs_by("all", self.model, own.micro_batch_size):
-            return plain
+        slow = copy(self)
+        slow.paces = False
+        found = slow._saved(plain, own, scanned) if rungs_by("all", self.model, own.micro_batch_size) else [plain]
+        best, lightest = plain, inf
+        for each in sorted(found, key=lambda each: self._weight(each, plain)):
+            candidate, program = each.solved.fitted.candidate, each.solved.program
+            hidden = (each.timeline.seconds - program.seconds) / self.pacing.tokens(candidate)  # no pace hides more
+            if self._weight(each, plain) - hidden < lightest:
+                paced = self.pacing.hastened(each, candidate, (each.solved.branch,))
+                if (weight := self._weight(paced, plain)) < lightest:
+                    best, lightest = paced, weight
+        return best
+
+    def _saved(self, plain: Simulated, own: Candidate, scanned: Sequence[Scanned]) -> list[Simulated]:
+        """What `save` chooses from, each at one pace."""
         known = {entry.candidate: entry for entry in scanned}
         auto = self._saving(own, known)
-        entry = self._scan_surely(own, auto)
+        entry = self.scanner.surely(own, auto)
         least = known[own].tokens_per_second * (1 + WORTH) if own in known else 0.0
         larger = self._larger_that_saves(entry, known, plain) if entry else None
         if larger is not None:
@@ -101,7 +128,7 @@ class Search:
             if each.tokens_per_second > max(every.tokens_per_second for every in found):
                 saving = self.simulate(each.candidate, each.scanned.branches)
                 found += [saving] if saving else []
-        return min(found, key=lambda each: self._weight(each, plain))
+        return found
 
     def _larger_that_saves(
         self, own: Scanned, known: Mapping[Candidate, Scanned], plain: Simulated
@@ -129,7 +156,7 @@ class Search:
         """`candidate` with saved activations, by the program of its first branch, which is nearly always the fastest
         then too."""
         branches = self._saving(candidate, known)
-        entry = self._scan(candidate, branches[:1])
+        entry = self.scanner.one(candidate, branches[:1])
         return replace(entry, branches=tuple(branches)) if entry else None
 
     def _saving(self, candidate: Candidate, known: Mapping[Candidate, Scanned]) -> list[Branch]:
@@ -144,8 +171,7 @@ class Search:
         sizes = {each.micro_batch_size for each in known if rungs_by("all", self.model, each.micro_batch_size)}
         entries = []
         for candidate in with_more_room(own, known, sizes):
-            least = compute_seconds(self.model, candidate.micro_batch_size, candidate.micro_batches, saves=True)
-            if self.pacing.tokens(candidate) > reached * least:
+            if self.scanner.most_tokens_per_second(candidate) > reached:
                 entries.append(self._scan_saving(candidate, known))
         worth = [entry for entry in entries if entry and entry.tokens_per_second >= reached * (1 + WORTH)]
         worth.sort(key=lambda entry: (-entry.tokens_per_second, entry.candidate.order))
@@ -164,7 +190,7 @@ class Search:
             known = candidate == own or candidate.micro_batch_size != own.micro_batch_size
             branches = [] if known or candidate.micro_batches not in FEW else self._with_budgets(candidate)
             if branches and (in_memory or self.fitter.resident_sketch(candidate, branches)):
-                entry = self._scan(candidate, branches)
+                entry = self.scanner.one(candidate, branches)
                 ranked += self._rank(entry) if entry else []
         for each in sorted(ranked, key=lambda each: -each.tokens_per_second)[:FINALISTS]:
             other = self.simulate(each.candidate, each.scanned.branches)
@@ -180,7 +206,7 @@ class Search:
         best, candidate, own = chosen, chosen.solved.fitted.candidate, self.fitter.budget.host
         host, given = own, [] if chosen.solved.fitted.needs.writes else self._with_budgets(candidate)
         for _ in range(LEANER):
-            entry = self._scan(candidate, [self.fitter.within(each, host) for each in given])
+            entry = self.scanner.one(candidate, [self.fitter.within(each, host) for each in given])
             # Of a step that waits for little the program says nearly all: other programs are compared with it.
             waits = best.timeline.seconds > WAITING * best.solved.program.seconds
             least = best.timeline.seconds if waits else best.solved.program.seconds
@@ -210,45 +236,6 @@ class Search:
         more, price = max(written - base, 0.0), self.fitter.fixed.wear_price
         wear = more / base if base else inf
         return simulated.timeline.seconds / tokens + (price * seconds * wear if price and more else 0.0)
-
-    def scan(self, candidates: Sequence[Candidate]) -> list[Scanned]:
-        """The program's bound for every candidate whose pipeline leaves room on device and host. Where none does on the
-        device, for every one with room on host: that is estimated, and one may fit exactly."""
-        found = []
-        for candidate in list(filter(self.fitter.has_room, candidates)) or candidates:
-            entry = self._scan(candidate, self.fitter.branches(candidate))
-            if entry is not None:
-                found.append(entry)
-        return found
-
-    def _scan(self, candidate: Candidate, given: Sequence[Branch]) -> Scanned | None:
-        possible: list[tuple[float, Branch, Bound]] = []
-        for branch in given:
-            bound = self._bound(self.model, candidate, branch)
-            if bound is not None:
-                # Keeping no checkpoint at all must gain something; what fits in memory touches no drive.
-                handicap = 1.0 if branch.fixed.checkpoints is None else 1.001
-                possible.append((bound.seconds * handicap, branch, bound))
-        if not possible:
-            return None
-        possible.sort(key=lambda each: each[0])
-        bound = possible[0][2]
-        branches = tuple(branch for _, branch, _ in possible)
-        return Scanned(candidate, branches, bound, self.pacing.tokens(candidate) / bound.seconds)
-
-    def _scan_surely(self, candidate: Candidate, given: Sequence[Branch]) -> Scanned | None:
-        """The same of a candidate that fits: where the estimate of its buffers leaves no room, it is too careful."""
-        return self._scan(candidate, given) or self._scan(candidate, self.fitter.at_most(given))
-
-    def look_between(self, scanned: list[Scanned]) -> list[Scanned]:
-        """Add the candidates between the smallest that is good enough and the one before it on the ladder."""
-        if not scanned:
-            return scanned
-        first = good_enough(scanned)[0].candidate
-        n = first.micro_batches
-        before = max((rung for rung in LADDER if rung < n), default=0)
-        more = self.scan([Candidate(first.micro_batch_size, between) for between in range(before + 1, n)])
-        return sorted([*scanned, *more], key=lambda entry: entry.candidate.order)
 
     def narrow_down(self, scanned: list[Scanned]) -> list[Ranked]:
         """Simulate the best candidates on shortened models: enough to find about the smallest batch that suffices.
@@ -308,14 +295,14 @@ class Search:
         left = []
         for candidate in candidates:
             if candidate not in seen and self.fitter.has_room(candidate):
-                entry = self._scan(candidate, self.fitter.at_most(self.fitter.branches(candidate)))
+                entry = self.scanner.one(candidate, self.fitter.at_most(self.fitter.branches(candidate)))
                 if entry is not None and ENOUGH * entry.tokens_per_second > reached:
                     left.append(entry)
         return self._largest_that_fit(sorted(left, key=lambda entry: (-entry.tokens_per_second, entry.candidate.order)))
 
-    def choose(self, ranked: Sequence[Ranked], smallest: Sequence[Candidate]) -> Simulated | None:
+    def choose(self, ranked: Sequence[Ranked], candidates: Sequence[Candidate]) -> Simulated | None:
         """The smallest batch that is good enough, fitted and simulated whole; where what was ranked does not fit after
-        all, the next, and at last the fastest of `smallest`. None when nothing fits."""
+        all, the next, and at last the fastest of the smallest of each size. None when nothing fits."""
         left = list(ranked)
         while left:
             best = smallest_good_enough(left)
@@ -323,7 +310,10 @@ class Search:
             if found is not None:
                 return found
             left = [each for each in left if each is not best]
-        last = (self.simulate(candidate, self.fitter.branches(candidate)) for candidate in smallest)
+        least = least_of(candidates)
+        last = [self.simulate(candidate, self.fitter.branches(candidate)) for candidate in least]
+        others = [candidate for candidate in smallest_of(candidates) if candidate not in least] if any(last) else []
+        last += [self.simulate(candidate, self.fitter.branches(candidate)) for candidate in others]
         return max((each for each in last if each), key=lambda each: each.tokens_per_second, default=None)
 
     def _largest_that_fit(self, fastest: Sequence[Scanned]) -> list[Ranked]:
@@ -383,11 +373,12 @@ class Search:
         self, candidate: Candidate, branches: Sequence[Branch], plain: Simulated | None = None
     ) -> Simulated | None:
         """The candidate's best decision, fitted and simulated; None when it does not fit. Where the simulated step
-        waits for chunks, the fastest of the paces that hide more, what their operations take counted in."""
+        waits for chunks, the fastest of the paces that hide more, what their operations take counted in; without
+        `paces` the usual one."""
         solved = self.fitter.solve(candidate, branches)
         if solved is None:
             return None
-        best = self.pacing.paced(solved, candidate, branches)
+        best = self._met(solved, candidate, branches)
         if self.fitter.fixed.recompute == "auto" and rungs_by("all", self.model, candidate.micro_batch_size):
             best = self._weighed(best, candidate, branches, plain)
         return best
@@ -424,19 +415,26 @@ class Search:
         """The candidate where backward recomputes that; None where it does not fit, or where by the program's bound a
         step clearly takes longer than `most` seconds. Other paces are tried of a program of less than `paced_below`."""
         others = [replace(each, fixed=replace(each.fixed, recompute=recompute)) for each in branches]
-        entry = self._scan_surely(candidate, others)
+        entry = self.scanner.surely(candidate, others)
         if entry is None:
             return None
         if CLOSE * entry.bound.seconds > most:  # what keeps everything on the device may be faster than that bound
             resident = self.fitter.resident(candidate, entry.branches)
             return None if resident is None else self.pacing.simulated(resident)
         solved = self.fitter.with_recompute(recompute).solve(candidate, entry.branches)
-        return None if solved is None else self.pacing.paced(solved, candidate, entry.branches, paced_below)
+        return None if solved is None else self._met(solved, candidate, entry.branches, paced_below)
 
-    def alternatives(
-        self, scanned: Sequence[Scanned], ranked: Sequence[Ranked], chosen: Simulated
-    ) -> tuple[Alternative, ...]:
+    def _met(
+        self, solved: Solved, candidate: Candidate, branches: Sequence[Branch], paced_below: float = inf
+    ) -> Simulated:
+        if not self.paces:
+            return self.pacing.met(solved, candidate, branches)
+        return self.pacing.paced(solved, candidate, branches, paced_below)
+
+    def alternatives(self, found: Found) -> tuple[Alternative, ...]:
         """Every candidate, by batch: the simulator's figure where there is one, else the program's bound."""
+        scanned = self.recomputing_everything()._looked_at_all(found.scan).entries
+        ranked, chosen = found.ranked, found.chosen
         bounds = {entry.candidate: entry.bound for entry in scanned}
         branches = {entry.candidate: entry.branches[0] for entry in (*scanned, *(each.scanned for each in ranked))}
         exact: dict[Candidate, float] = {}
@@ -450,7 +448,7 @@ class Search:
         without_compute = scaled_compute(self.model, 0.0)
         rows = []
         for candidate in sorted(bounds, key=lambda candidate: candidate.order):
-            bound, io = bounds[candidate], self._bound(without_compute, candidate, branches[candidate])
+            bound, io = bounds[candidate], self.scanner.bound(without_compute, candidate, branches[candidate])
             assert io is not None, "a candidate that fits only when it computes"
             tokens = self.pacing.tokens(candidate)
             rows.append(
@@ -460,7 +458,7 @@ class Search:
                     tokens_per_second=exact.get(candidate, tokens / bound.seconds),
                     delay_ratio=bound.delay_ratio,
                     program_seconds=bound.seconds,
-                    compute_tokens_per_second=tokens / self._compute_seconds(candidate),
+                    compute_tokens_per_second=tokens / self.scanner.compute_seconds(candidate),
                     # The placement that the bound is of takes no longer without compute, wherever that was found.
                     io_tokens_per_second=tokens / min(io.seconds, bound.seconds),
                     simulated=candidate in exact,
@@ -477,24 +475,3 @@ class Search:
             Least(budget=room, least_bytes=nbytes, tokens_per_second=tokens / max(seconds, own))
             for room, (nbytes, seconds) in found.items()
         )
-
-    def _bound(self, model: Model, candidate: Candidate, branch: Branch) -> Bound | None:
-        return program_bound(
-            model,
-            self.machine,
-            micro_batch_size=candidate.micro_batch_size,
-            micro_batches=candidate.micro_batches,
-            limits=branch.limits,
-            fixed=branch.fixed,
-        )
-
-    def _compute_seconds(self, candidate: Candidate) -> float:
-        """All forwards and backwards of a step, one after the other."""
-        times, n = 1, candidate.micro_batches
-        if self.fitter.fixed.zeroth_order:
-            forwards = SIDES * self.fitter.fixed.zeroth_order.directions * n
-            return forward_seconds(self.model, candidate.micro_batch_size, forwards)
-        if self.fitter.fixed.schedule == "horizontal":
-            times, n = n, 1
-        saves = self.fitter.fixed.recompute != "all"
-        return times * compute_seconds(self.model, candidate.micro_batch_size, n, saves=saves)

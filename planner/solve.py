@@ -37,12 +37,12 @@ from .request import (
     candidates_of,
     fixed_choices,
     given_in,
+    least_of,
     matrices_on_device,
     require_network,
     require_optimizer,
     require_rates,
     require_updates,
-    smallest_of,
 )
 from .search import Found, Search
 
@@ -90,7 +90,7 @@ def solve_and_build(
     require_updates(machine, request, fixed.formats)
     require_network(machine, request.ranks)
     search, found, tried = _searched(model, machine, request, budget, fixed)
-    chosen, scanned, ranked = found.chosen, found.scanned, found.ranked
+    chosen = found.chosen
     _decide_again(model, machine, chosen.solved.program, referee, watch)
     prediction = prediction_of(chosen.solved, chosen.timeline, chosen.tokens_per_second, model, machine, chosen.seconds)
     plan = Plan(
@@ -108,7 +108,7 @@ def solve_and_build(
         ),
         decision=chosen.solved.fitted.decision,
         prediction=prediction,
-        alternatives=search.alternatives(scanned, ranked, chosen) if told == "all" else (),
+        alternatives=search.alternatives(found) if told == "all" else (),
         sensitivity=sensitivities(search.fitter, chosen.solved, prediction) if told != "step" else (),
         least=search.least(chosen) if told != "step" else (),
         comparison=_compared(model, machine, request, budget, search, chosen, prediction)
@@ -137,12 +137,12 @@ def _searched(model: Model, machine: Machine, request: SolveRequest, budget: Nee
         if found is None:
             continue
         if of_batches is not search:
-            found = replace(found, chosen=search.save(found.chosen, found.scanned))
+            found = replace(found, chosen=search.save(found.chosen, found.scan.entries))
         if not fixed.zeroth_order:
             found = replace(found, chosen=search.settle(found.chosen, candidates if between else ()))
         leaner.append((search, found))
     if not leaner:
-        raise refusal(of_batches.fitter, smallest_of(candidates), _without_gradients(model, machine, request, budget))
+        raise refusal(of_batches.fitter, least_of(candidates), _without_gradients(model, machine, request, budget))
     search, found = max(leaner, key=lambda way: way[1].chosen.tokens_per_second)
     if not fixed.zeroth_order:
         return search, found, ()

@@ -41,8 +41,6 @@ SURE, NEAR = SPARE / 4, SPARE / 8
 """So much less than what would do is tried first, and after too much, for rounding may be against it."""
 DOUBTFUL = 2
 """Estimates that are too much before the leanest is looked at; most that fits does with the first or the second."""
-FAR = 0.98
-"""What this share of an estimate exceeds is not rounding."""
 ROOMY = 1.5
 """Times the host memory of a pipeline of states on ssd. With less the device keeps parameters alone, so that the least
 budget is that of the leanest plan, which knows nothing else there and takes no more than such a pipeline."""
@@ -360,9 +358,10 @@ class Fitter:
         found = (each for way in ways for each, _ in self._placements(candidate, *way, "seconds", self.budget))
         return next((each for each in found if not each.needs.over(self.budget)), None)
 
-    def far_too_large(self, candidate: Candidate) -> bool:
-        """Whether by the estimate even the leanest takes clearly more of the device than there is."""
-        return all(FAR * each.needs.device > self.budget.device for each in self._lean_sketches(candidate))
+    def cannot_fit(self, candidate: Candidate) -> bool:
+        """Whether even the leanest takes too much memory: by the estimate, and by what it takes at least."""
+        ways = self.leanest(candidate) if self._hopeless(candidate) else ()
+        return bool(ways) and all(in_memory(way.at_least.over(self.budget)) for way in ways)
 
     def _hopeless(self, candidate: Candidate) -> bool:
         """Whether by the estimate even the leanest takes too much memory."""

@@ -117,7 +117,7 @@ def test_a_plan_is_the_command_lines_own_and_options_are_checked(tmp_path: Path)
         ({"progress": "p"}, "train(progress=...): takes a function, not 'p'"),
         ({"lr": 1e-4, "learning_rate": 1e-5}, "train(learning_rate=...): is another name of lr, which is given too"),
         ({"num_epochs": 3}, "train(num_epochs=...): unknown key; did you mean epochs?"),
-        ({"json": True}, "train(json=...): it is of what the command prints"),
+        ({"json": True}, "train(json=...): it changes what the command prints"),
         ({"configuration": "none.yaml"}, "none.yaml: cannot read this configuration"),
     ],
 )

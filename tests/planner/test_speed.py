@@ -14,9 +14,11 @@ from ssdplan.planner.fit import estimate as building
 from ssdplan.planner.fit import transit as pipeline
 from ssdplan.planner.predict.simulator import simulate
 from ssdplan.planner.program import program
+from ssdplan.planner.ranked import PARTS
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve
 from ssdplan.plans.documents.profile import Profile
+from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.schedule.build import build_schedule
 from tests.made.decisions import decide
 
@@ -80,8 +82,17 @@ def test_a_solve_builds_and_programs_seldom(counts: Counter[str]) -> None:
     assert counts["whole"] <= 2 and simulated <= 6
     assert counts["shortened"] <= 60
     assert counts["operations"] < BUILT
-    # At most two branches a candidate and its bound without compute; besides, what is asked of a candidate when fitted.
-    assert counts["programs"] <= 3 * len(plan.alternatives) + 25 * simulated
+    # At most two branches a candidate and its bound without compute; besides, what is asked of a candidate when fitted,
+    # and two branches of the batches of each size that may have more room to save activations.
+    assert counts["programs"] <= 3 * len(plan.alternatives) + 25 * simulated + 2 * len(SIZES) * len(PARTS)
+
+
+def test_that_nothing_fits_is_known_before_anything_is_scanned(counts: Counter[str]) -> None:
+    """By what the leanest plan of one row takes at least; the least that would do is read from one whole schedule."""
+    profile = estimate(WhatIf("llama-3.1-70b", "rtx-4090", ["samsung-990-pro"], 2 * GIB))
+    with pytest.raises(InfeasibleError, match="host memory of 2 GiB is too little"):
+        solve(profile, SolveRequest(host_memory_bytes=2 * GIB), told="screen")
+    assert counts["whole"] <= 2 and counts["shortened"] <= 16 and counts["programs"] <= 60
 
 
 def test_96_layers_of_16_micro_batches_are_expanded_and_simulated_in_few_calls() -> None:

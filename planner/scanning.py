@@ -1,0 +1,123 @@
+"""Scanning: what the linear program alone says of candidates, before anything is built or simulated.
+
+Owns these bounds, which candidates are worth one, and the seconds of their compute. `search.py` chooses by them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.documents.zeroth_order import SIDES
+
+from .fit.budgets import Candidate
+from .fit.fit import Fitter
+from .fit.found import Branch
+from .predict.peaks import compute_seconds, forward_seconds
+from .program.program import Bound, program_bound
+from .ranked import Scanned, good_enough
+from .request import LADDER
+
+SLOW = 0.85
+"""Micro-batches of a size whose compute alone makes less than this share of the best bound are not looked at, unless
+nothing else makes as much."""
+
+
+@dataclass(slots=True)
+class Scan:
+    """What was looked at, by batch, and what was not, for its compute alone is too slow."""
+
+    entries: list[Scanned] = field(default_factory=list)
+    slow: list[Candidate] = field(default_factory=list)
+
+    def add(self, entries: Sequence[Scanned]) -> None:
+        self.entries = sorted([*self.entries, *entries], key=lambda entry: entry.candidate.order)
+
+
+class Scanner:
+    """Bounds of one model's candidates on one machine, in one set of budgets."""
+
+    def __init__(self, model: Model, machine: Machine, fitter: Fitter, tokens: Callable[[Candidate], int]) -> None:
+        """`tokens`: of a candidate's step."""
+        self.model, self.machine, self.fitter, self.tokens = model, machine, fitter, tokens
+
+    def scan(self, candidates: Sequence[Candidate]) -> Scan:
+        """The bound of every candidate whose pipeline leaves room on device and host. Where none does on the device, of
+        every one with room on host: that is estimated, and one may fit exactly. The sizes whose compute is the quickest
+        come first, and then no size that is slow beside them."""
+        found, best = Scan(), 0.0
+        by_size: dict[int, list[Candidate]] = {}
+        for candidate in self._with_room(candidates):
+            by_size.setdefault(candidate.micro_batch_size, []).append(candidate)
+        most = {size: max(map(self.most_tokens_per_second, mine)) for size, mine in by_size.items()}
+        for size, mine in sorted(by_size.items(), key=lambda each: -most[each[0]]):
+            if most[size] < SLOW * best:
+                found.slow += mine
+                continue
+            entries = self.each(mine)
+            found.add(entries)
+            best = max([best, *(entry.tokens_per_second for entry in entries)])
+        return found
+
+    def _with_room(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Those for whose pipelines the device has room, or where it has for none of them all."""
+        return list(filter(self.fitter.has_room, candidates)) or candidates
+
+    def each(self, candidates: Sequence[Candidate]) -> list[Scanned]:
+        """The bound of each that leaves room."""
+        scanned = (self.one(candidate, self.fitter.branches(candidate)) for candidate in candidates)
+        return [entry for entry in scanned if entry]
+
+    def one(self, candidate: Candidate, given: Sequence[Branch]) -> Scanned | None:
+        """The bound of a candidate by the best of these branches; None where none leaves room."""
+        possible: list[tuple[float, Branch, Bound]] = []
+        for branch in given:
+            bound = self.bound(self.model, candidate, branch)
+            if bound is not None:
+                # Keeping no checkpoint at all must gain something; what fits in memory touches no drive.
+                handicap = 1.0 if branch.fixed.checkpoints is None else 1.001
+                possible.append((bound.seconds * handicap, branch, bound))
+        if not possible:
+            return None
+        possible.sort(key=lambda each: each[0])
+        bound = possible[0][2]
+        branches = tuple(branch for _, branch, _ in possible)
+        return Scanned(candidate, branches, bound, self.tokens(candidate) / bound.seconds)
+
+    def surely(self, candidate: Candidate, given: Sequence[Branch]) -> Scanned | None:
+        """The same of a candidate that fits: where the estimate of its buffers leaves no room, it is too careful."""
+        return self.one(candidate, given) or self.one(candidate, self.fitter.at_most(given))
+
+    def between(self, scan: Scan) -> None:
+        """Add the candidates between the smallest that is good enough and the one before it on the ladder."""
+        if scan.entries:
+            first = good_enough(scan.entries)[0].candidate
+            n = first.micro_batches
+            before = max((rung for rung in LADDER if rung < n), default=0)
+            between = [Candidate(first.micro_batch_size, number) for number in range(before + 1, n)]
+            scan.add(self.each(self._with_room(between)))
+
+    def bound(self, model: Model, candidate: Candidate, branch: Branch) -> Bound | None:
+        """The program's, of a model like the scanner's."""
+        return program_bound(
+            model,
+            self.machine,
+            micro_batch_size=candidate.micro_batch_size,
+            micro_batches=candidate.micro_batches,
+            limits=branch.limits,
+            fixed=branch.fixed,
+        )
+
+    def most_tokens_per_second(self, candidate: Candidate) -> float:
+        """What compute alone would allow."""
+        return self.tokens(candidate) / self.compute_seconds(candidate)
+
+    def compute_seconds(self, candidate: Candidate) -> float:
+        """All forwards and backwards of a step, one after the other."""
+        times, n = 1, candidate.micro_batches
+        if self.fitter.fixed.zeroth_order:
+            forwards = SIDES * self.fitter.fixed.zeroth_order.directions * n
+            return forward_seconds(self.model, candidate.micro_batch_size, forwards)
+        if self.fitter.fixed.schedule == "horizontal":
+            times, n = n, 1
+        saves = self.fitter.fixed.recompute != "all"
+        return times * compute_seconds(self.model, candidate.micro_batch_size, n, saves=saves)
