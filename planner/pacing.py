@@ -13,7 +13,7 @@ from ssdplan.plans.graph.timeline import Timeline
 
 from .fit.budgets import Candidate
 from .fit.fit import Fitter
-from .fit.found import Branch, Solved
+from .fit.found import Branch, Solved, inputs_elsewhere
 from .fit.pace import Pace
 from .predict.simulator import simulate, simulated_seconds
 from .ranked import WORTH, Simulated
@@ -63,6 +63,10 @@ class Pacing:
             for pace in self._promising(solved):
                 other = self.fitter.paced(candidate, branches, pace)
                 best = min((best, *([self.simulated(other)] if other else [])), key=self.with_operations)
+            for branch in inputs_elsewhere(branches) if solved.fitted.decision.checkpoint_device else ():
+                if self.fitter.seconds(candidate, branch) < best.timeline.seconds * (1 - WORTH):
+                    other = self.fitter.paced(candidate, [branch], self.fitter.usual)
+                    best = min((best, *([self.simulated(other)] if other else [])), key=self.with_operations)
         return best
 
     def _promising(self, solved: Solved) -> list[Pace]:

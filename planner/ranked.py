@@ -3,8 +3,9 @@
 Owns these records and that rule (GreedySnake 4.5). `solve.py` makes and compares them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from ssdplan.plans.graph.timeline import Timeline
 
@@ -18,6 +19,8 @@ ENOUGH = 0.99
 WORTH = 5e-3
 """What must be gained for more work to be done: by the program by saving activations, by a plan for less host memory
 beside that for all of it, and by another pace on a shortened model."""
+PARTS = (1, 2, 4)
+"""Of a batch that recomputes everything, which may have room to save activations: all, a half and a quarter of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +78,14 @@ def smallest_good_enough(ranked: Sequence[Ranked]) -> Ranked:
     best = max(found.tokens_per_second for found in ranked)
     enough = [found for found in ranked if found.tokens_per_second >= ENOUGH * best]
     return min(enough, key=lambda found: (found.candidate.global_batch, -found.tokens_per_second))
+
+
+def with_more_room(own: Candidate, known: Iterable[Candidate], sizes: Iterable[int]) -> list[Candidate]:
+    """Of micro-batches of each of `sizes` the most of `known` that have no more rows than `own`, or than a half or a
+    quarter of it; the smallest batch first."""
+    order = sorted(known, key=lambda each: each.order)
+    found = set[Candidate]()
+    for size, part in product(sizes, PARTS):
+        most = own.global_batch // part
+        found |= set([each for each in order if each.micro_batch_size == size and each.global_batch <= most][-1:])
+    return sorted(found - {own}, key=lambda each: each.order)

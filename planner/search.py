@@ -7,7 +7,6 @@ makes them exact, the simulator predicts; `solve.py` makes a plan of it.
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from itertools import product
 from math import inf
 
 from ssdplan.plans.documents.plan import Alternative, Least, Recompute
@@ -18,17 +17,15 @@ from .explain.alternatives import rungs_by
 from .explain.sensitivity import scaled_compute
 from .fit.budgets import Candidate
 from .fit.fit import Fitter
-from .fit.found import Branch, Solved
+from .fit.found import Branch, Sketch, Solved, inputs_elsewhere
 from .fit.pace import budget_below
 from .pacing import FEW_OPS, WAITING, Pacing
 from .predict.shortened import step_seconds
 from .program.program import Bound
-from .ranked import ENOUGH, WORTH, Ranked, Scanned, Simulated, smallest_good_enough
+from .ranked import ENOUGH, WORTH, Ranked, Scanned, Simulated, smallest_good_enough, with_more_room
 from .request import least_of, smallest_of
 from .scanning import Scan, Scanner
 
-PARTS = (1, 2, 4)
-"""Of a batch that recomputes everything, which may have room to save activations: all, a half and a quarter of it."""
 FEW = (1, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of micro-batches of plans in memory that are looked at."""
 FINALISTS = 3
@@ -118,7 +115,10 @@ class Search:
         auto = self._saving(own, known)
         entry = self.scanner.surely(own, auto)
         least = known[own].tokens_per_second * (1 + WORTH) if own in known else 0.0
-        if entry and (entry.tokens_per_second >= least or self._keeps_everything(plain)):
+        larger = self._larger_that_saves(entry, known, plain) if entry else None
+        if larger is not None:
+            own, found = larger.solved.fitted.candidate, [plain, larger]
+        elif entry and (entry.tokens_per_second >= least or self._keeps_everything(plain)):
             saving = self.simulate(own, entry.branches, plain)
             found = [plain, *([saving] if saving else [])]
         else:
@@ -130,6 +130,35 @@ class Search:
                 found += [saving] if saving else []
         return found
 
+    def _larger_that_saves(
+        self, own: Scanned, known: Mapping[Candidate, Scanned], plain: Simulated
+    ) -> Simulated | None:
+        """The plan of more micro-batches than `own`'s, those that the program has the fastest with saved activations,
+        where `own` is not good enough beside it: as many as are enough where all is recomputed may be too few to hide
+        the states beside a shorter compute. Shortened models must agree. None where there is none."""
+        size, order, best = own.candidate.micro_batch_size, own.candidate.order, own
+        more = [each for each in known if each.micro_batch_size == size and each.order > order]
+        for each in sorted(more, key=lambda each: each.order):
+            entry = self._scan_saving(each, known)
+            if entry is None or entry.tokens_per_second <= best.tokens_per_second:
+                break
+            best = entry
+        if ENOUGH * best.tokens_per_second <= own.tokens_per_second:
+            return None
+        before, after = ([each.tokens_per_second for each in self._rank(entry)] for entry in (own, best))
+        if not after or (before and ENOUGH * after[0] <= before[0]):
+            return None
+        found = self.simulate(best.candidate, best.branches, plain)
+        good = found is not None and ENOUGH * found.tokens_per_second > max([plain.tokens_per_second, *before])
+        return found if good else None
+
+    def _scan_saving(self, candidate: Candidate, known: Mapping[Candidate, Scanned]) -> Scanned | None:
+        """`candidate` with saved activations, by the program of its first branch, which is nearly always the fastest
+        then too."""
+        branches = self._saving(candidate, known)
+        entry = self.scanner.one(candidate, branches[:1])
+        return replace(entry, branches=tuple(branches)) if entry else None
+
     def _saving(self, candidate: Candidate, known: Mapping[Candidate, Scanned]) -> list[Branch]:
         """The branches of a candidate where backward recomputes what it has to."""
         given = known[candidate].branches if candidate in known else self.fitter.branches(candidate)
@@ -139,18 +168,11 @@ class Search:
         """Of batches of about a half or a quarter as many rows as `own`, and as many in other micro-batches, those that
         may be faster than `reached` tokens/s with saved activations, as shortened models run them; the fastest first.
         """
-        entries, candidates = [], set[Candidate]()
-        for size, part in product({candidate.micro_batch_size for candidate in known}, PARTS):
-            if rungs_by("all", self.model, size):
-                no_larger = [
-                    each
-                    for each in known
-                    if each.micro_batch_size == size and part * each.global_batch <= own.global_batch
-                ]
-                candidates |= set(sorted(no_larger, key=lambda each: each.order)[-1:])
-        for candidate in sorted(candidates - {own}, key=lambda each: each.order):
+        sizes = {each.micro_batch_size for each in known if rungs_by("all", self.model, each.micro_batch_size)}
+        entries = []
+        for candidate in with_more_room(own, known, sizes):
             if self.scanner.most_tokens_per_second(candidate) > reached:
-                entries.append(self.scanner.one(candidate, self._saving(candidate, known)))
+                entries.append(self._scan_saving(candidate, known))
         worth = [entry for entry in entries if entry and entry.tokens_per_second >= reached * (1 + WORTH)]
         worth.sort(key=lambda entry: (-entry.tokens_per_second, entry.candidate.order))
         ranked = [each for entry in worth[:FINALISTS] for each in self._rank(entry)]
@@ -330,16 +352,22 @@ class Search:
             self._ranked[entry.candidate] = []
             ways = self.fitter.sketch, self.fitter.resident_sketch
             sketches = [sketch for way in ways if (sketch := way(entry.candidate, entry.branches)) is not None]
-            found = [
-                (step_seconds(self.model, self.machine, sketch.decision, self.fitter.builder.schedule), sketch.program)
-                for sketch in sketches
-            ]
+            found = [(self._step_seconds(sketch), sketch.program) for sketch in sketches]
             if found:
                 seconds, program = min(found, key=lambda each: each[0])
+                others = inputs_elsewhere(entry.branches) if sketches[0].decision.checkpoint_device else []
+                if others and seconds > WAITING * program.seconds:
+                    other = self.fitter.sketch(entry.candidate, others)
+                    found += [(self._step_seconds(other), other.program)] if other else []
+                    seconds, program = min(found, key=lambda each: each[0])
                 self._ranked[entry.candidate].append(
                     Ranked(entry, program, self.pacing.tokens(entry.candidate) / seconds)
                 )
         return list(self._ranked[entry.candidate])
+
+    def _step_seconds(self, sketch: Sketch) -> float:
+        """Of a step as shortened models run it."""
+        return step_seconds(self.model, self.machine, sketch.decision, self.fitter.builder.schedule)
 
     def simulate(
         self, candidate: Candidate, branches: Sequence[Branch], plain: Simulated | None = None

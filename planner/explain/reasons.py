@@ -271,7 +271,7 @@ def _beside(plan: Plan, prompt: Compared) -> str:
         return f": without that, a step would take {longer:.2%} longer {writes}".rstrip()
     if writes:
         return f": without that, a step would take {_no_longer(longer)} {writes}"
-    return f", for next to nothing: without that, a step would take {_no_longer(longer)}"
+    return f", for next to nothing: without that, a step would take {_no_longer(longer)}".rstrip(",")
 
 
 def _no_longer(longer: float) -> str:

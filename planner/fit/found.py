@@ -4,7 +4,7 @@ Owns these records, and which of several answers of the program is the best.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ssdplan.plans.documents.plan import Decision
@@ -41,6 +41,13 @@ class Sketch:
     program: ProgramResult
     decision: Decision
     needs: Needs
+
+
+def inputs_elsewhere(branches: Sequence[Branch]) -> list[Branch]:
+    """Those of `branches` whose program may keep activation checkpoints on the device, with none there. The program is
+    slower for it, but a step that keeps something else instead may wait for less than the program sees."""
+    free = [each for each in branches if each.fixed.checkpoints_device is None]
+    return [replace(each, fixed=replace(each.fixed, checkpoints_device=0.0)) for each in free]
 
 
 Given = TypeVar("Given")

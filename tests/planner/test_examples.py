@@ -54,3 +54,10 @@ def test_an_example_keeps_its_budgets(name: str) -> None:
 
 def test_every_file_has_its_command() -> None:
     assert {path.name for path in DIRECTORY.iterdir()} == {file_of(name).name for name in EXAMPLES}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_reasons_of_an_example_are_sentences(name: str) -> None:
+    """The 175B's delay ratio gains nothing; its reason ended in a comma and a full stop."""
+    for reason in Plan.load(file_of(name)).reasons:
+        assert ",." not in reason.text and reason.text.endswith(".")

@@ -14,8 +14,8 @@ from ssdplan.planner.fit import estimate as building
 from ssdplan.planner.fit import transit as pipeline
 from ssdplan.planner.predict.simulator import simulate
 from ssdplan.planner.program import program
+from ssdplan.planner.ranked import PARTS
 from ssdplan.planner.request import SolveRequest
-from ssdplan.planner.search import PARTS
 from ssdplan.planner.solve import solve
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import InfeasibleError

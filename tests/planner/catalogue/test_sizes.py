@@ -62,3 +62,29 @@ def test_more_sizes_to_choose_between_make_no_plan_slower() -> None:
         plan = solve(estimate(source), SolveRequest(host_memory_bytes=64 * GIB), told="step")
         assert plan.prediction.tokens_per_second > 0.99 * best
         best = max(best, plan.prediction.tokens_per_second)
+
+
+def test_a_batch_is_large_enough_for_what_saved_activations_gain() -> None:
+    """Thirteen micro-batches hide the states where all is recomputed. With saved activations fifteen are 4% faster, and
+    were not looked at: 1,765 tokens/s, and 1,839 where the user asked for them."""
+    source = WhatIf("mixtral-8x7b", "a100-40gb", ["samsung-990-pro*4"], 32 * GIB, micro_batch_sizes=(32,))
+    profile = estimate(source)
+    free, asked = (
+        solve(profile, SolveRequest(host_memory_bytes=32 * GIB, micro_batches=count), told="step").prediction
+        for count in (None, 15)
+    )
+    assert free.tokens_per_second > 0.99 * asked.tokens_per_second
+
+
+def test_checkpoints_are_not_on_the_device_where_a_step_waits_less_without() -> None:
+    """The program has them there for half a percent. The step then waits for what it does not see, and made 2,625
+    tokens/s where `--residency inputs=0` made 2,722."""
+    source = WhatIf(
+        "llama-3.1-8b", "rtx-5090", ["samsung-990-pro"], 64 * GIB, sequence_length=2048, micro_batch_sizes=(4,)
+    )
+    profile = estimate(source)
+    free, asked = (
+        solve(profile, SolveRequest(host_memory_bytes=64 * GIB, residency=residency), told="step").prediction
+        for residency in ({}, {"inputs": 0.0})
+    )
+    assert free.tokens_per_second > 0.98 * asked.tokens_per_second
