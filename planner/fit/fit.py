@@ -18,14 +18,14 @@ from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.units import PAGE
 
 from ..predict.shortened import ENDS
-from ..program.choices import Aim, FixedChoices, KeptShares, Limits
+from ..program.choices import Aim, FixedChoices, KeptShares, Limits, wholly_updated
 from ..program.placement import ProgramResult, footprint
 from ..program.program import solve_program
 from .budgets import UNLIMITED, Candidate, Constraint, Needs, Room, in_memory, reduced
 from .decided import decision_of
 from .estimate import Builder
 from .found import Branch, Sketch, Solved, fastest
-from .kept import everything, keeps, may_keep_everything, parameter_bytes
+from .kept import everything, keeps, large_to_update_there, may_keep_everything, parameter_bytes
 from .lean import Lean, first_within, leanest_of
 from .pace import ROOM, Pace, paces, with_less_on_device
 from .transit import MEASURED, Pipelines, saved_in_transit
@@ -42,8 +42,8 @@ SURE, NEAR = SPARE / 4, SPARE / 8
 DOUBTFUL = 2
 """Estimates that are too much before the leanest is looked at; most that fits does with the first or the second."""
 ROOMY = 1.5
-"""Times the host memory of a pipeline of states on ssd. With less the device keeps parameters alone, so that the least
-budget is that of the leanest plan, which knows nothing else there and takes no more than such a pipeline."""
+"""Times the host memory of a pipeline of states on ssd, which the leanest plan takes at most. With less the device
+keeps parameters alone, as that plan does, so that the least budget is its own."""
 
 
 class Fitter:
@@ -57,6 +57,8 @@ class Fitter:
         self.shortest = with_less_on_device(self.tight, fixed)[-1:]
         self.builder = Builder(model)
         self.pipelines = Pipelines(model, self.builder.short, self._spilled)
+        self._in_dram = machine.device == "cpu" and not machine.emulation
+        self._large = () if self._in_dram else large_to_update_there(model, machine, budget, fixed)
         self._leanest: dict[tuple[Candidate, Recompute], tuple[Lean, ...]] = {}
         self._programs: dict[Hashable, ProgramResult | None] = {}
         self._sketches: dict[tuple[int, Pace], Sketch] = {}
@@ -70,30 +72,32 @@ class Fitter:
     def estimating(self, zeroth_order: ZerothOrder) -> "Fitter":
         """The same for zeroth-order plans of that kind."""
         other = copy(self)
-        other.fixed, other._leanest = replace(self.fixed, zeroth_order=zeroth_order), {}
+        other.fixed, other._leanest, other._large = replace(self.fixed, zeroth_order=zeroth_order), {}, ()
         return other
 
     # Before solving: what the program may use.
 
     def branches(self, candidate: Candidate) -> list[Branch]:
-        """The programs to choose between: activation checkpoints all on ssd, which takes fewer buffers, or anywhere.
-        What is too much for the device by the estimate of its pipeline may fit exactly, so it is tried with nothing
-        kept there."""
-        found = []
+        """The programs to choose between: activation checkpoints all on ssd, which takes fewer buffers, or anywhere,
+        and a large embedding updated on the device, which takes none for its gradient, or anywhere. What is too much
+        for the device by the estimate of its pipeline may fit exactly, so it is tried with nothing kept there."""
+        found, unified = [], self.fixed.unified_memory
         for checkpoints in (0.0, None) if self.fixed.checkpoints is None else (self.fixed.checkpoints,):
-            pipeline = self.pipelines.at(candidate, mixed=checkpoints != 0.0)
-            unified, fixed = self.fixed.unified_memory, replace(self.fixed, checkpoints=checkpoints)
-            if self.budget.host < ROOMY * pipeline.host:
+            mixed, fixed = checkpoints != 0.0, replace(self.fixed, checkpoints=checkpoints)
+            roomy = self.budget.host >= ROOMY * self.pipelines.at(candidate, mixed=mixed).host
+            if not roomy:
                 fixed = replace(fixed, updates_there=False, checkpoints_device=self.fixed.checkpoints_device or 0.0)
-            limits = Limits(
-                host_bytes=(1 - SURE) * self.budget.host - pipeline.constant - (pipeline.device if unified else 0),
-                ssd_bytes=self.budget.ssd,
-                ssd_write_bytes=None if self.budget.writes == UNLIMITED else self.budget.writes,
-                device_bytes=None if unified else self._spare_on_device(pipeline.device),
-                parameter_buffers=pipeline.parameters,
-                checkpoint_buffers=pipeline.checkpoints,
-            )
-            found.append(Branch(fixed, limits))
+            for there in (None, *(self._large if roomy else ())):
+                pipeline = self.pipelines.at(candidate, mixed=mixed, there=there)
+                limits = Limits(
+                    host_bytes=(1 - SURE) * self.budget.host - pipeline.constant - (pipeline.device if unified else 0),
+                    ssd_bytes=self.budget.ssd,
+                    ssd_write_bytes=None if self.budget.writes == UNLIMITED else self.budget.writes,
+                    device_bytes=None if unified else self._spare_on_device(pipeline.device),
+                    parameter_buffers=pipeline.parameters,
+                    checkpoint_buffers=pipeline.checkpoints,
+                )
+                found.append(Branch(replace(fixed, kept_within=(wholly_updated(there),) if there else ()), limits))
         return found
 
     def at_most(self, branches: Sequence[Branch]) -> list[Branch]:
@@ -114,8 +118,7 @@ class Fitter:
     def _spare_on_device(self, used: float) -> float | None:
         """What the device may keep between uses: states, unless `kept` says which, and activations. None where that is
         nothing: a device made of DRAM for want of another would only have what is on host by another name."""
-        in_dram = self.machine.device == "cpu" and not self.machine.emulation
-        return None if in_dram else max(self.budget.device - used, 0.0)
+        return None if self._in_dram else max(self.budget.device - used, 0.0)
 
     # Solving.
 
@@ -485,10 +488,12 @@ class Fitter:
             self._sketches[key] = Sketch(program, decision, self.builder.estimate(decision))
         return self._sketches[key]
 
-    def _spilled(self, micro_batch_size: int, n: int, checkpoint_host: float) -> Decision:
-        """Everything on ssd, but for a fraction of the activation checkpoints."""
-        there = replace(self.fixed, parameters=0.0, optimizer=0.0, checkpoints=checkpoint_host)
-        spilled = replace(there, delay_ratio=0.0, recompute="all")
+    def _spilled(self, micro_batch_size: int, n: int, checkpoint_host: float, there: str | None) -> Decision:
+        """Everything on ssd, but for a fraction of the activation checkpoints, and a class that the device has."""
+        spilled = replace(self.fixed, parameters=0.0, optimizer=0.0, checkpoints=checkpoint_host)
+        spilled = replace(spilled, delay_ratio=0.0, recompute="all")
+        if there:
+            spilled = replace(spilled, kept={there: KeptShares(1.0, 0.0, 1.0)}, checkpoints_device=0.0)
         candidate = Candidate(micro_batch_size, n)
         program = self._program(candidate, Branch(spilled, Limits(UNLIMITED)), "seconds")
         assert program is not None, "no limit, and still no placement"

@@ -3,15 +3,27 @@
 Owns that rounding, and the case of a device that keeps everything.
 """
 
+from collections import Counter
+
 from ssdplan.plans.documents.profile import Machine, Model, State
 from ssdplan.plans.documents.rates import updates_on_device
-from ssdplan.plans.documents.state_layout import OptimizerFormats, optimizer_bytes, parameters_bytes, precision_of
+from ssdplan.plans.documents.state_layout import (
+    ELEMENT_BYTES,
+    GRADIENT_BYTES,
+    OptimizerFormats,
+    optimizer_bytes,
+    parameters_bytes,
+    precision_of,
+)
 from ssdplan.plans.documents.zeroth_order import parameter_format
 from ssdplan.plans.schedule.shards import Shards
 
 from ..program.choices import FixedChoices, KeptShares
 from ..program.placement import ProgramResult
+from .budgets import Needs
 
+MUCH = 0.05
+"""Of the host budget: a gradient of more is worth a look at plans in which the device updates its state."""
 WHOLE = 1e-4
 """Of a state: what a program's fraction may fall short of it and still be meant."""
 
@@ -49,6 +61,22 @@ def may_keep_everything(model: Model, machine: Machine, device_bytes: int, fixed
     may = fixed.schedule == "vertical" and all(each is None for each in decided)
     can = updates_on_device(model, machine, fixed.formats)
     return may and can and states_bytes(Shards(fixed.shares).owned(model), fixed.formats) < device_bytes
+
+
+def large_to_update_there(model: Model, machine: Machine, budget: Needs, fixed: FixedChoices) -> tuple[str, ...]:
+    """The class of the largest state that is alone in its class, as a large embedding is: where the device has room to
+    keep and update it, and the gradient that host then needs no buffer for is a part of its budget that counts. The
+    program does not see that it spares that buffer."""
+    counts = Counter(state.state_class for state in model.states)
+    alone = [state for state in model.states if counts[state.state_class] == 1 and not state.frozen]
+    decided = fixed.optimizer, fixed.parameters, fixed.kept, fixed.zeroth_order
+    may = fixed.schedule == "vertical" and not fixed.unified_memory and all(each is None for each in decided)
+    if not (may and alone and updates_on_device(model, machine, fixed.formats)):
+        return ()
+    largest = max(alone, key=lambda state: state.elements)
+    taken = largest.elements * (fixed.formats.mean_bytes + ELEMENT_BYTES[model.precision])
+    counts_much = GRADIENT_BYTES * largest.elements > MUCH * budget.host
+    return (largest.state_class,) if counts_much and taken < budget.device else ()
 
 
 def keeps(program: ProgramResult) -> bool:

@@ -62,28 +62,30 @@ class Pipeline:
 class Pipelines:
     """Pipelines of one model at any micro-batch size and number of micro-batches."""
 
-    def __init__(self, model: Model, short: Model, decide: Callable[[int, int, float], Decision]) -> None:
-        """`decide` gives the decision for a micro-batch size, n and fraction of activation checkpoints on host, with
-        all else on ssd; `short` is the model that schedules are built of."""
+    def __init__(self, model: Model, short: Model, decide: Callable[[int, int, float, str | None], Decision]) -> None:
+        """`decide` gives the decision for a micro-batch size, n, fraction of activation checkpoints on host and class
+        of states that the device keeps and updates, with all else on ssd; `short` is the model that schedules are built
+        of."""
         self.model, self.short, self.decide = model, short, decide
         self.size = min(model.micro_batch_sizes)
         self._layers = Counter(model.states[index].state_class for layer in model.layers for index in layer.states)
         """Class of states -> how many times layers have one of it."""
-        self._measured: dict[tuple[int, float], dict[tuple[Tier, Holder], int]] = {}
+        self._measured: dict[tuple[int, float, str | None], dict[tuple[Tier, Holder], int]] = {}
 
-    def at(self, candidate: Candidate, *, mixed: bool) -> Pipeline:
-        """`mixed`: activation checkpoints may lie on host and on ssd; otherwise all on ssd, which takes fewer slots."""
+    def at(self, candidate: Candidate, *, mixed: bool, there: str | None = None) -> Pipeline:
+        """`mixed`: activation checkpoints may lie on host and on ssd; otherwise all on ssd, which takes fewer slots.
+        `there`: a class of states that the device keeps and updates."""
         micro_batch_size, n = candidate.micro_batch_size, candidate.micro_batches
         scale = checkpoint_bytes(self.model, micro_batch_size) / checkpoint_bytes(self.model, self.size)
 
         def host(role: Holder, fraction: float) -> float:
-            return self._linear(n, fraction, "host", role)
+            return self._linear(n, fraction, there, "host", role)
 
         # What passes between layers follows the activation checkpoints, parameters in transit those that ssd holds.
         hidden = Role.HIDDEN_STATES
         kept = host(hidden, 1.0) if mixed else host(hidden, 0.0)
         spilled = 2 * (host(hidden, 0.5) - kept) if mixed else 0.0
-        roles = {role for _, role in self._at(MEASURED[0], 0.0)} | {role for _, role in self._at(MEASURED[1], 0.0)}
+        roles = {role for count in MEASURED[:2] for _, role in self._at(count, 0.0, there)}
         transit = {role: host(role, 0.0) for role in roles if isinstance(role, InTransit)}
         others = sum(host(role, 0.0) for role in roles - {hidden, SHARED} - transit.keys())
         shared = host(SHARED, 0.0)
@@ -95,7 +97,8 @@ class Pipelines:
             transit[role] *= 1.0 - part
         others += shared + part * most
         device = sum(
-            self._linear(n, 0.0, "device", role) * (scale if isinstance(role, Role) and ROLES[role].by_tokens else 1.0)
+            self._linear(n, 0.0, there, "device", role)
+            * (scale if isinstance(role, Role) and ROLES[role].by_tokens else 1.0)
             for role in roles
         )
         workspace = workspace_bytes(self.model, micro_batch_size)
@@ -106,18 +109,18 @@ class Pipelines:
             device=device + workspace + n * self.model.context_bytes[micro_batch_size],
         )
 
-    def _linear(self, n: int, fraction: float, tier: Tier, role: Holder) -> float:
+    def _linear(self, n: int, fraction: float, there: str | None, tier: Tier, role: Holder) -> float:
         one, two, six = MEASURED
         key = (tier, role)
         if n <= two:
-            return self._at(one if n == one else two, fraction).get(key, 0)
-        low, high = self._at(two, fraction).get(key, 0), self._at(six, fraction).get(key, 0)
+            return self._at(one if n == one else two, fraction, there).get(key, 0)
+        low, high = (self._at(count, fraction, there).get(key, 0) for count in (two, six))
         return low + (high - low) * (n - two) / (six - two)
 
-    def _at(self, n: int, fraction: float) -> dict[tuple[Tier, Holder], int]:
-        key = (n, fraction)
+    def _at(self, n: int, fraction: float, there: str | None) -> dict[tuple[Tier, Holder], int]:
+        key = (n, fraction, there)
         if key not in self._measured:
-            decision = self.decide(self.size, n, fraction)
+            decision = self.decide(self.size, n, fraction, there)
             schedule = build_schedule(self.short, decision)
             peaks = predict_peaks(schedule, self.short, decision)
             found = _by_role(schedule, self.short)

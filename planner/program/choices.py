@@ -48,6 +48,11 @@ class KeptWithin(NamedTuple):
         return down, up
 
 
+def wholly_updated(state_class: str) -> KeptWithin:
+    """All of a class is kept and updated on the device."""
+    return KeptWithin(state_class, (1.0, 1.0), (1.0, 1.0))
+
+
 @dataclass(frozen=True, slots=True)
 class FixedChoices:
     """What the user has decided; None leaves it to the program. Residencies are fractions on host."""
