@@ -5,6 +5,7 @@ Owns these bounds, which candidates are worth one, and the seconds of their comp
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.documents.zeroth_order import SIDES
@@ -14,7 +15,7 @@ from .fit.fit import Fitter
 from .fit.found import Branch
 from .predict.peaks import compute_seconds, forward_seconds
 from .program.program import Bound, program_bound
-from .ranked import Scanned, good_enough
+from .ranked import WORTH, Scanned, good_enough
 from .request import LADDER
 
 SLOW = 0.85
@@ -46,7 +47,9 @@ class Scanner:
         come first, and then no size that is slow beside them."""
         found, best = Scan(), 0.0
         by_size: dict[int, list[Candidate]] = {}
-        for candidate in self._with_room(candidates):
+        with_room = self._with_room(candidates)
+        self._settle_large(with_room[len(with_room) // 2])
+        for candidate in with_room:
             by_size.setdefault(candidate.micro_batch_size, []).append(candidate)
         most = {size: max(map(self.most_tokens_per_second, mine)) for size, mine in by_size.items()}
         for size, mine in sorted(by_size.items(), key=lambda each: -most[each[0]]):
@@ -57,6 +60,19 @@ class Scanner:
             found.add(entries)
             best = max([best, *(entry.tokens_per_second for entry in entries)])
         return found
+
+    def _settle_large(self, candidate: Candidate) -> None:
+        """Leave the plans out in which the device updates a large embedding where they gain nothing for one candidate
+        of many: that depends on the budgets alone."""
+        if not self.fitter.large:
+            return
+        seconds = {True: inf, False: inf}
+        for branch in self.fitter.branches(candidate):
+            if bound := self.bound(self.model, candidate, branch):
+                there = bool(branch.fixed.kept_within)
+                seconds[there] = min(seconds[there], bound.seconds)
+        if seconds[True] >= seconds[False] * (1 - WORTH):
+            self.fitter.large.clear()  # of all fitters that share what they build
 
     def _with_room(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         """Those for whose pipelines the device has room, or where it has for none of them all."""

@@ -58,7 +58,7 @@ class Fitter:
         self.builder = Builder(model)
         self.pipelines = Pipelines(model, self.builder.short, self._spilled)
         self._in_dram = machine.device == "cpu" and not machine.emulation
-        self._large = () if self._in_dram else large_to_update_there(model, machine, budget, fixed)
+        self.large = [] if self._in_dram else large_to_update_there(model, machine, budget, fixed)
         self._leanest: dict[tuple[Candidate, Recompute], tuple[Lean, ...]] = {}
         self._programs: dict[Hashable, ProgramResult | None] = {}
         self._sketches: dict[tuple[int, Pace], Sketch] = {}
@@ -72,7 +72,7 @@ class Fitter:
     def estimating(self, zeroth_order: ZerothOrder) -> "Fitter":
         """The same for zeroth-order plans of that kind."""
         other = copy(self)
-        other.fixed, other._leanest, other._large = replace(self.fixed, zeroth_order=zeroth_order), {}, ()
+        other.fixed, other._leanest, other.large = replace(self.fixed, zeroth_order=zeroth_order), {}, []
         return other
 
     # Before solving: what the program may use.
@@ -81,14 +81,14 @@ class Fitter:
         """The programs to choose between: activation checkpoints all on ssd, which takes fewer buffers, or anywhere,
         and a large embedding updated on the device, which takes none for its gradient, or anywhere. What is too much
         for the device by the estimate of its pipeline may fit exactly, so it is tried with nothing kept there."""
-        found, unified = [], self.fixed.unified_memory
+        found, unified, inputs = [], self.fixed.unified_memory, self.fixed.checkpoints_device or 0.0
         for checkpoints in (0.0, None) if self.fixed.checkpoints is None else (self.fixed.checkpoints,):
             mixed, fixed = checkpoints != 0.0, replace(self.fixed, checkpoints=checkpoints)
-            roomy = self.budget.host >= ROOMY * self.pipelines.at(candidate, mixed=mixed).host
-            if not roomy:
-                fixed = replace(fixed, updates_there=False, checkpoints_device=self.fixed.checkpoints_device or 0.0)
-            for there in (None, *(self._large if roomy else ())):
-                pipeline = self.pipelines.at(candidate, mixed=mixed, there=there)
+            plain, large = self.pipelines.at(candidate, mixed=mixed), self.large
+            if self.budget.host < ROOMY * plain.host:
+                large, fixed = [], replace(fixed, updates_there=False, checkpoints_device=inputs)
+            for there in (None, *large):
+                pipeline = self.pipelines.updating(plain, there) if there else plain
                 limits = Limits(
                     host_bytes=(1 - SURE) * self.budget.host - pipeline.constant - (pipeline.device if unified else 0),
                     ssd_bytes=self.budget.ssd,

@@ -63,7 +63,7 @@ def may_keep_everything(model: Model, machine: Machine, device_bytes: int, fixed
     return may and can and states_bytes(Shards(fixed.shares).owned(model), fixed.formats) < device_bytes
 
 
-def large_to_update_there(model: Model, machine: Machine, budget: Needs, fixed: FixedChoices) -> tuple[str, ...]:
+def large_to_update_there(model: Model, machine: Machine, budget: Needs, fixed: FixedChoices) -> list[str]:
     """The class of the largest state that is alone in its class, as a large embedding is: where the device has room to
     keep and update it, and the gradient that host then needs no buffer for is a part of its budget that counts. The
     program does not see that it spares that buffer."""
@@ -72,11 +72,11 @@ def large_to_update_there(model: Model, machine: Machine, budget: Needs, fixed: 
     decided = fixed.optimizer, fixed.parameters, fixed.kept, fixed.zeroth_order
     may = fixed.schedule == "vertical" and not fixed.unified_memory and all(each is None for each in decided)
     if not (may and alone and updates_on_device(model, machine, fixed.formats)):
-        return ()
+        return []
     largest = max(alone, key=lambda state: state.elements)
     taken = largest.elements * (fixed.formats.mean_bytes + ELEMENT_BYTES[model.precision])
     counts_much = GRADIENT_BYTES * largest.elements > MUCH * budget.host
-    return (largest.state_class,) if counts_much and taken < budget.device else ()
+    return [largest.state_class] if counts_much and taken < budget.device else []
 
 
 def keeps(program: ProgramResult) -> bool:

@@ -6,7 +6,7 @@ whether a decision keeps its budgets is read from its own schedule.
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ssdplan.plans.documents.plan import Decision
@@ -72,9 +72,23 @@ class Pipelines:
         """Class of states -> how many times layers have one of it."""
         self._measured: dict[tuple[int, float, str | None], dict[tuple[Tier, Holder], int]] = {}
 
-    def at(self, candidate: Candidate, *, mixed: bool, there: str | None = None) -> Pipeline:
-        """`mixed`: activation checkpoints may lie on host and on ssd; otherwise all on ssd, which takes fewer slots.
-        `there`: a class of states that the device keeps and updates."""
+    def at(self, candidate: Candidate, *, mixed: bool) -> Pipeline:
+        """`mixed`: activation checkpoints may lie on host and on ssd; otherwise all on ssd, which takes fewer slots."""
+        return self._pipeline(candidate, mixed=mixed, there=None)
+
+    def updating(self, pipeline: Pipeline, state_class: str) -> Pipeline:
+        """`pipeline` where the device keeps and updates a class of states. What it has fewer buffers for is that of two
+        micro-batches, for it does not depend on their number or size."""
+        two = Candidate(self.size, MEASURED[1])
+        without, there = (self._pipeline(two, mixed=False, there=each) for each in (None, state_class))
+        return replace(
+            pipeline,
+            constant=pipeline.constant - without.constant + there.constant,
+            device=pipeline.device - without.device + there.device,
+            parameters=tuple(each for each in pipeline.parameters if each[0] != state_class),
+        )
+
+    def _pipeline(self, candidate: Candidate, *, mixed: bool, there: str | None) -> Pipeline:
         micro_batch_size, n = candidate.micro_batch_size, candidate.micro_batches
         scale = checkpoint_bytes(self.model, micro_batch_size) / checkpoint_bytes(self.model, self.size)
 
@@ -85,7 +99,10 @@ class Pipelines:
         hidden = Role.HIDDEN_STATES
         kept = host(hidden, 1.0) if mixed else host(hidden, 0.0)
         spilled = 2 * (host(hidden, 0.5) - kept) if mixed else 0.0
-        roles = {role for count in MEASURED[:2] for _, role in self._at(count, 0.0, there)}
+        built = [
+            count for count in MEASURED if count == min(n, MEASURED[1]) or (count > MEASURED[1] and n > MEASURED[1])
+        ]
+        roles = {role for count in built for _, role in self._at(count, 0.0, there)}
         transit = {role: host(role, 0.0) for role in roles if isinstance(role, InTransit)}
         others = sum(host(role, 0.0) for role in roles - {hidden, SHARED} - transit.keys())
         shared = host(SHARED, 0.0)

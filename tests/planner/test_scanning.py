@@ -1,5 +1,7 @@
 """Which candidates are bounded before anything is simulated, and that those which are left out would not be chosen."""
 
+from dataclasses import replace
+
 import pytest
 
 from ssdplan.planner import scanning
@@ -15,13 +17,13 @@ GIB = 1 << 30
 
 @pytest.fixture(scope="module")
 def profile() -> Profile:
-    """Of a mixture, whose small micro-batches are far slower than its large ones."""
+    """A row alone takes a third longer than sixteen at once."""
     sizes = (1, 4, 16)
-    drives = ["samsung-990-pro*2"]
-    return estimate(WhatIf("gpt-oss-20b", "rtx-pro-6000", drives, 64 * GIB, micro_batch_sizes=sizes))
+    source = WhatIf("llama-3.2-1b", "rtx-pro-6000", ["samsung-990-pro"], 8 * GIB, sequence_length=512)
+    return estimate(replace(source, micro_batch_sizes=sizes, figures={"gpu.memory": 20.0 * GIB}))
 
 
-def planned(profile: Profile, told: Told = "step", gib: int = 64) -> Plan:
+def planned(profile: Profile, told: Told = "step", gib: int = 8) -> Plan:
     return solve(profile, SolveRequest(gib * GIB), told=told, compared=False)
 
 
@@ -48,7 +50,7 @@ def test_slow_sizes_are_among_the_alternatives(profile: Profile) -> None:
 
 def test_where_nothing_else_is_as_fast_slow_sizes_are_looked_at(profile: Profile) -> None:
     """A device that has room for one row at a time alone."""
-    small = profile.machine.model_copy(update={"device_memory_bytes": 9 * GIB})
+    small = profile.machine.model_copy(update={"device_memory_bytes": 3 * GIB})
     plan = planned(profile.model_copy(update={"machine": small}))
     assert plan.decision.micro_batch_size == 1
 

@@ -79,6 +79,7 @@ def test_a_solve_builds_and_programs_seldom(counts: Counter[str]) -> None:
     # A whole schedule of the plan alone, and at times one more when a rounding breaks a budget; two of shortened models
     # for each candidate that is ranked and each row that is compared, and one for each look at what a decision takes.
     simulated = sum(entry.simulated for entry in plan.alternatives)
+    print(counts, simulated, len(plan.alternatives))
     assert counts["whole"] <= 2 and simulated <= 6
     assert counts["shortened"] <= 60
     assert counts["operations"] < BUILT
