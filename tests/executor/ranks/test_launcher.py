@@ -10,8 +10,10 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import PContext
 
 from ssdplan.executor.ranks import place
@@ -167,8 +169,19 @@ def test_one_error_is_told_with_the_code_of_its_kind(
     assert type(raised.value) is kind and str(raised.value) == words
 
 
-def test_an_interruption_asks_each_rank_once(ranks, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_an_interruption_asks_each_rank_once(
+    ranks,  # type: ignore[no-untyped-def]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """One that comes to a rank alone ends all of them too."""
+    monitor, watching = LocalElasticAgent._monitor_workers, threading.Event()
+
+    def watch(agent: LocalElasticAgent, *given: Any) -> Any:
+        watching.set()  # before, torchrun may not know of all ranks yet, and asks those alone that it knows
+        return monitor(agent, *given)
+
+    monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", watch)
     asked = "trap \"echo asked >> $RANK; tells 130 ''; exit 130\" INT; echo > up-$RANK; " + WAITS
     up = [tmp_path / f"up-{rank}" for rank in (0, 1)]
     for fifo in up:
@@ -177,6 +190,7 @@ def test_an_interruption_asks_each_rank_once(ranks, tmp_path: Path) -> None:  # 
     def interrupt() -> None:
         for fifo in up:
             fifo.read_text()
+        watching.wait()
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
