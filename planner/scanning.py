@@ -62,8 +62,8 @@ class Scanner:
         return found
 
     def _settle_large(self, candidate: Candidate) -> None:
-        """Leave the plans out in which the device updates a large embedding where they gain nothing for one candidate
-        of many: that depends on the budgets alone."""
+        """Drop the branches in which the device updates a large embedding, where the program gains nothing by them for
+        this candidate. It stands for all: the budgets decide, far more than the batch."""
         if not self.fitter.large:
             return
         seconds = {True: inf, False: inf}
