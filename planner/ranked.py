@@ -3,7 +3,7 @@
 Owns these records and that rule (GreedySnake 4.5). `solve.py` makes and compares them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -16,11 +16,17 @@ from .program.program import Bound
 
 ENOUGH = 0.99
 """The share of the best throughput that a smaller batch must reach to be preferred (GreedySnake 4.5)."""
+CLOSE = 0.9
+"""A bound below this share of the best cannot win by a better fill and drain."""
 WORTH = 5e-3
 """What must be gained for more work to be done: by the program by saving activations, by a plan for less host memory
 beside that for all of it, and by another pace on a shortened model."""
-PARTS = (1, 2, 4)
-"""Of a batch that recomputes everything, which may have room to save activations: all, a half and a quarter of it."""
+LOST = 0.5
+"""Of the least seconds that a step lost beside its bound, for a pipeline that fills and drains: others of its
+micro-batch size are taken to lose as many."""
+PARTS = (1, 2, 4, 8)
+"""Of a batch that recomputes everything, which may have room to save activations: all, a half, a quarter and an eighth
+of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +86,21 @@ def smallest_good_enough(ranked: Sequence[Ranked]) -> Ranked:
     return min(enough, key=lambda found: (found.candidate.global_batch, -found.tokens_per_second))
 
 
+def at_most(entry: Scanned, others: Iterable[tuple[Scanned, float]], tokens: Callable[[Candidate], int]) -> float:
+    """Tokens/s that a candidate may reach: by its bound, and a part of the least seconds that `others` of its size,
+    which reached as many as that, lost beside theirs. `tokens`: of a candidate's step."""
+    lost = [
+        tokens(other.candidate) * (1 / reached - 1 / other.tokens_per_second)
+        for other, reached in others
+        if other.candidate.micro_batch_size == entry.candidate.micro_batch_size
+    ]
+    own = tokens(entry.candidate)
+    return own / (own / entry.tokens_per_second + LOST * max(min(lost, default=0.0), 0.0))
+
+
 def with_more_room(own: Candidate, known: Iterable[Candidate], sizes: Iterable[int]) -> list[Candidate]:
-    """Of micro-batches of each of `sizes` the most of `known` that have no more rows than `own`, or than a half or a
-    quarter of it; the smallest batch first."""
+    """Of micro-batches of each of `sizes` the most of `known` that have no more rows than `own`, or than a half, a
+    quarter or an eighth of it; the smallest batch first."""
     order = sorted(known, key=lambda each: each.order)
     found = set[Candidate]()
     for size, part in product(sizes, PARTS):

@@ -3,9 +3,9 @@
 Owns these bounds, which candidates are worth one, and the seconds of their compute. `search.py` chooses by them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from itertools import pairwise
 
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.documents.zeroth_order import SIDES
@@ -15,12 +15,16 @@ from .fit.fit import Fitter
 from .fit.found import Branch
 from .predict.peaks import compute_seconds, forward_seconds
 from .program.program import Bound, program_bound
-from .ranked import WORTH, Scanned, good_enough
+from .ranked import CLOSE, ENOUGH, Scanned, good_enough
 from .request import LADDER
 
 SLOW = 0.85
 """Micro-batches of a size whose compute alone makes less than this share of the best bound are not looked at, unless
 nothing else makes as much."""
+HANDICAP = 1.001
+"""Of a branch that keeps no checkpoint at all: it must gain something, for what fits in memory touches no drive."""
+PLATEAU = 3
+"""Of numbers of micro-batches that are all about as fast as the fastest every third is looked at."""
 
 
 @dataclass(slots=True)
@@ -29,6 +33,8 @@ class Scan:
 
     entries: list[Scanned] = field(default_factory=list)
     slow: list[Candidate] = field(default_factory=list)
+    passed: list[Candidate] = field(default_factory=list)
+    """Not looked at, because fewer and more micro-batches of the same size tell enough."""
 
     def add(self, entries: Sequence[Scanned]) -> None:
         self.entries = sorted([*self.entries, *entries], key=lambda entry: entry.candidate.order)
@@ -48,7 +54,6 @@ class Scanner:
         found, best = Scan(), 0.0
         by_size: dict[int, list[Candidate]] = {}
         with_room = self._with_room(candidates)
-        self._settle_large(with_room[len(with_room) // 2])
         for candidate in with_room:
             by_size.setdefault(candidate.micro_batch_size, []).append(candidate)
         most = {size: max(map(self.most_tokens_per_second, mine)) for size, mine in by_size.items()}
@@ -56,23 +61,33 @@ class Scanner:
             if most[size] < SLOW * best:
                 found.slow += mine
                 continue
-            entries = self.each(mine)
+            entries, passed = self._climb(mine, best)
             found.add(entries)
+            found.passed += passed
             best = max([best, *(entry.tokens_per_second for entry in entries)])
         return found
 
-    def _settle_large(self, candidate: Candidate) -> None:
-        """Drop the branches in which the device updates a large embedding, where the program gains nothing by them for
-        this candidate. It stands for all: the budgets decide, far more than the batch."""
-        if not self.fitter.large:
-            return
-        seconds = {True: inf, False: inf}
-        for branch in self.fitter.branches(candidate):
-            if bound := self.bound(self.model, candidate, branch):
-                there = bool(branch.fixed.kept_within)
-                seconds[there] = min(seconds[there], bound.seconds)
-        if seconds[True] >= seconds[False] * (1 - WORTH):
-            self.fitter.large.clear()  # of all fitters that share what they build
+    def _climb(self, mine: Sequence[Candidate], best: float) -> tuple[list[Scanned], list[Candidate]]:
+        """The bounds of as many candidates of one size, by their micro-batches, as show where these are the fastest and
+        which fewer are nearly as fast, as `best` tokens/s of another size are too; and those between that are passed.
+
+        A step's seconds by the program are a convex function of the micro-batches, for all that these take grows with
+        them: with more of them tokens/s rise to a top, and fall beyond it. So what lies between two numbers is looked
+        at only where the top may lie there, or the rise to it.
+        """
+        found, reached = dict[int, Scanned | None](), dict[int, float]()
+        wanted = {0, len(mine) // 2, len(mine) - 1}
+        while wanted:
+            for number in sorted(wanted):
+                entry = self.one(mine[number], self.fitter.branches(mine[number]))
+                found[number], reached[number] = entry, entry.tokens_per_second if entry else 0.0
+            top = max(reached.values())
+            spans = [span for span in pairwise(sorted(found)) if span[1] - span[0] > 1 and top]
+            wanted = {sum(span) // 2 for span in spans if _may_matter(span, reached, top, max(top, best))}
+        # What lies beside one that leaves no room may leave none either: whether it fits is asked of others.
+        between = (range(first + 1, last) for first, last in spans if found[first] and found[last])
+        passed = [mine[number] for numbers in between for number in numbers]
+        return [entry for entry in found.values() if entry], passed
 
     def _with_room(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         """Those for whose pipelines the device has room, or where it has for none of them all."""
@@ -84,19 +99,22 @@ class Scanner:
         return [entry for entry in scanned if entry]
 
     def one(self, candidate: Candidate, given: Sequence[Branch]) -> Scanned | None:
-        """The bound of a candidate by the best of these branches; None where none leaves room."""
+        """The bound of a candidate by the best of these branches; None where none leaves room. Where one takes no
+        longer than compute alone no other can be better, and the others follow it as they are."""
         possible: list[tuple[float, Branch, Bound]] = []
-        for branch in given:
+        left = sorted(given, key=lambda branch: branch.fixed.checkpoints is not None)
+        enough = HANDICAP * self.compute_seconds(candidate)
+        while left and all(bound.seconds > enough for _, _, bound in possible):
+            branch = left.pop(0)
             bound = self.bound(self.model, candidate, branch)
             if bound is not None:
-                # Keeping no checkpoint at all must gain something; what fits in memory touches no drive.
-                handicap = 1.0 if branch.fixed.checkpoints is None else 1.001
+                handicap = 1.0 if branch.fixed.checkpoints is None else HANDICAP
                 possible.append((bound.seconds * handicap, branch, bound))
         if not possible:
             return None
         possible.sort(key=lambda each: each[0])
         bound = possible[0][2]
-        branches = tuple(branch for _, branch, _ in possible)
+        branches = (*(branch for _, branch, _ in possible), *left)
         return Scanned(candidate, branches, bound, self.tokens(candidate) / bound.seconds)
 
     def surely(self, candidate: Candidate, given: Sequence[Branch]) -> Scanned | None:
@@ -137,3 +155,14 @@ class Scanner:
             times, n = n, 1
         saves = self.fitter.fixed.recompute != "all"
         return times * compute_seconds(self.model, candidate.micro_batch_size, n, saves=saves)
+
+
+def _may_matter(span: tuple[int, int], reached: Mapping[int, float], top: float, best: float) -> bool:
+    """Whether between the two ends of `span`, whose tokens/s are among `reached`, there may be a higher top, fewer
+    micro-batches on the rise to it that come close to `best`, or so many on a plateau that some are worth a look."""
+    first, last = (reached[number] for number in span)
+    flat = min(first, last) >= ENOUGH * top
+    beside_top = max(first, last) == top and not flat
+    rise = first < min(ENOUGH * top, last) and last >= CLOSE * best
+    plateau = flat and top >= CLOSE * best and span[1] - span[0] > PLATEAU
+    return beside_top or rise or plateau

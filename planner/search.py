@@ -22,15 +22,13 @@ from .fit.pace import budget_below
 from .pacing import FEW_OPS, WAITING, Pacing
 from .predict.shortened import step_seconds
 from .program.program import Bound
-from .ranked import ENOUGH, WORTH, Ranked, Scanned, Simulated, smallest_good_enough, with_more_room
+from .ranked import CLOSE, ENOUGH, WORTH, Ranked, Scanned, Simulated, at_most, smallest_good_enough, with_more_room
 from .request import least_of, smallest_of
 from .scanning import Scan, Scanner
 
 FEW = (1, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of micro-batches of plans in memory that are looked at."""
 FINALISTS = 3
-CLOSE = 0.9
-"""A bound below this share of the best cannot win by a better fill and drain."""
 LEANER = 8
 """Smaller host budgets that are tried, as long as the program's step with them is shorter than the best simulated."""
 
@@ -65,17 +63,18 @@ class Search:
         ranked = self.narrow_down(scan.entries)
         reached = max((each.tokens_per_second for each in ranked), default=0.0)
         if any(self.scanner.most_tokens_per_second(candidate) > reached for candidate in scan.slow):
-            scan = self._looked_at_all(scan)
+            scan = self._looked_at(scan, scan.slow)
             ranked = self.narrow_down(scan.entries)
-        others = [candidate for candidate in candidates if candidate not in scan.slow]
+        others = [candidate for candidate in candidates if candidate not in (*scan.slow, *scan.passed)]
         ranked += self.look_beyond(others, scan.entries, ranked)
         chosen = self.choose(ranked, candidates)
         return Found(chosen, scan, ranked) if chosen else None
 
-    def _looked_at_all(self, scan: Scan) -> Scan:
-        """`scan` with what was too slow to look at."""
-        whole = Scan(scan.entries)
-        whole.add(self.scanner.each(scan.slow))
+    def _looked_at(self, scan: Scan, candidates: Sequence[Candidate]) -> Scan:
+        """`scan` with the bounds of `candidates`, which it left out."""
+        slow, passed = ([each for each in left if each not in candidates] for left in (scan.slow, scan.passed))
+        whole = Scan(scan.entries, slow, passed)
+        whole.add(self.scanner.each(candidates))
         return whole
 
     def estimating(self, zeroth_order: ZerothOrder) -> "Search":
@@ -91,14 +90,14 @@ class Search:
             return self
         return Search(self.model, self.machine, self.fitter.with_recompute("all"), paces=False)
 
-    def save(self, plain: Simulated, scanned: Sequence[Scanned]) -> Simulated:
-        """The best plan of a batch, or of a half or a quarter of it, or of as good a one of other micro-batches, which
+    def save(self, plain: Simulated, scan: Scan) -> Simulated:
+        """The best plan of a batch, or of a part of it, or of as good a one of other micro-batches, which
         have room for more activations: by a token's seconds, and what it writes more than in `plain`, as the program
         weighs it. `plain` is the batch's plan that recomputes everything."""
         own = plain.solved.fitted.candidate
         slow = copy(self)
         slow.paces = False
-        found = slow._saved(plain, own, scanned) if rungs_by("all", self.model, own.micro_batch_size) else [plain]
+        found = slow._saved(plain, own, scan) if rungs_by("all", self.model, own.micro_batch_size) else [plain]
         best, lightest = plain, inf
         for each in sorted(found, key=lambda each: self._weight(each, plain)):
             candidate, program = each.solved.fitted.candidate, each.solved.program
@@ -109,9 +108,9 @@ class Search:
                     best, lightest = paced, weight
         return best
 
-    def _saved(self, plain: Simulated, own: Candidate, scanned: Sequence[Scanned]) -> list[Simulated]:
+    def _saved(self, plain: Simulated, own: Candidate, scan: Scan) -> list[Simulated]:
         """What `save` chooses from, each at one pace."""
-        known = {entry.candidate: entry for entry in scanned}
+        known = {entry.candidate: entry for entry in scan.entries}
         auto = self._saving(own, known)
         entry = self.scanner.surely(own, auto)
         least = known[own].tokens_per_second * (1 + WORTH) if own in known else 0.0
@@ -123,7 +122,7 @@ class Search:
             found = [plain, *([saving] if saving else [])]
         else:
             found = [plain, self._weighed(plain, own, auto, plain)]
-        ranked = self._with_more_room(own, known, max(each.tokens_per_second for each in found))
+        ranked = self._with_more_room(own, plain, known, scan.passed, max(each.tokens_per_second for each in found))
         for each in ranked[: FINALISTS - 1]:
             if each.tokens_per_second > max(every.tokens_per_second for every in found):
                 saving = self.simulate(each.candidate, each.scanned.branches)
@@ -164,18 +163,31 @@ class Search:
         given = known[candidate].branches if candidate in known else self.fitter.branches(candidate)
         return [replace(each, fixed=replace(each.fixed, recompute="auto")) for each in given]
 
-    def _with_more_room(self, own: Candidate, known: Mapping[Candidate, Scanned], reached: float) -> list[Ranked]:
-        """Of batches of about a half or a quarter as many rows as `own`, and as many in other micro-batches, those that
+    def _with_more_room(
+        self,
+        own: Candidate,
+        plain: Simulated,
+        known: Mapping[Candidate, Scanned],
+        passed: Sequence[Candidate],
+        reached: float,
+    ) -> list[Ranked]:
+        """Of batches of about as many rows as `own`, or as `PARTS` of it, in micro-batches of each size, those that
         may be faster than `reached` tokens/s with saved activations, as shortened models run them; the fastest first.
         """
         sizes = {each.micro_batch_size for each in known if rungs_by("all", self.model, each.micro_batch_size)}
         entries = []
-        for candidate in with_more_room(own, known, sizes):
+        for candidate in with_more_room(own, (*known, *passed), sizes):
             if self.scanner.most_tokens_per_second(candidate) > reached:
                 entries.append(self._scan_saving(candidate, known))
         worth = [entry for entry in entries if entry and entry.tokens_per_second >= reached * (1 + WORTH)]
         worth.sort(key=lambda entry: (-entry.tokens_per_second, entry.candidate.order))
-        ranked = [each for entry in worth[:FINALISTS] for each in self._rank(entry)]
+        whole = known.get(plain.solved.fitted.candidate)
+        lost = [(whole, plain.tokens_per_second)] if whole else []
+        ranked = list[Ranked]()
+        for entry in worth[:FINALISTS]:
+            if at_most(entry, lost, self.pacing.tokens) >= reached * (1 + WORTH):
+                ranked += (more := self._rank(entry))
+                lost += [(each.scanned, each.tokens_per_second) for each in more]
         return sorted(ranked, key=lambda each: -each.tokens_per_second)
 
     def settle(self, chosen: Simulated, candidates: Sequence[Candidate]) -> Simulated:
@@ -263,11 +275,9 @@ class Search:
                 break
             best = larger
         reached = max(found.tokens_per_second for found in ranked)
-        enough = [
-            entry
-            for entry in scanned
-            if entry.candidate.order <= best.candidate.order and entry.tokens_per_second >= ENOUGH * reached
-        ]
+        lost = [(found.scanned, found.tokens_per_second) for found in ranked]
+        smaller = [entry for entry in scanned if entry.candidate.order <= best.candidate.order]
+        enough = [entry for entry in smaller if at_most(entry, lost, self.pacing.tokens) >= ENOUGH * reached]
         low, high = -1, len(enough) - 1
         for step in range(FINALISTS):
             if not enough or (high - low < 2 and step):  # none: a shortened model may be faster than every bound
@@ -276,9 +286,10 @@ class Search:
             if middle == high:
                 break
             found = [each for each in ranked if each.candidate == enough[middle].candidate]
-            if not found:
+            if not found and at_most(enough[middle], lost, self.pacing.tokens) >= ENOUGH * reached:
                 found = self._rank(enough[middle])
                 ranked += found
+                lost += [(each.scanned, each.tokens_per_second) for each in found]
             if found and smallest_good_enough(ranked) is found[0]:
                 high = middle
             else:
@@ -433,7 +444,7 @@ class Search:
 
     def alternatives(self, found: Found) -> tuple[Alternative, ...]:
         """Every candidate, by batch: the simulator's figure where there is one, else the program's bound."""
-        scanned = self.recomputing_everything()._looked_at_all(found.scan).entries
+        scanned = self.recomputing_everything()._looked_at(found.scan, [*found.scan.slow, *found.scan.passed]).entries
         ranked, chosen = found.ranked, found.chosen
         bounds = {entry.candidate: entry.bound for entry in scanned}
         branches = {entry.candidate: entry.branches[0] for entry in (*scanned, *(each.scanned for each in ranked))}

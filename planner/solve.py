@@ -137,7 +137,7 @@ def _searched(model: Model, machine: Machine, request: SolveRequest, budget: Nee
         if found is None:
             continue
         if of_batches is not search:
-            found = replace(found, chosen=search.save(found.chosen, found.scan.entries))
+            found = replace(found, chosen=search.save(found.chosen, found.scan))
         if not fixed.zeroth_order:
             found = replace(found, chosen=search.settle(found.chosen, candidates if between else ()))
         leaner.append((search, found))

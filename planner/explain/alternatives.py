@@ -177,7 +177,7 @@ class _Comparison:
         fitter = self._fitter(fixed)
         limits = self.chosen.branch.limits
         if (fixed.schedule, fixed.recompute) != (self.fixed.schedule, self.fixed.recompute):
-            limits = replace(limits, host_bytes=self.budget.host, parameter_buffers=(), checkpoint_buffers=0.0)
+            limits = limits.without_buffers(self.budget.host)
         for candidate in candidates or self._alike():
             branch = Branch(self._with_room(fixed), limits)
             found = fitter.glance(candidate, branch), fitter.resident_sketch(candidate, [branch])
@@ -325,7 +325,7 @@ class _Comparison:
         if left < 0:  # all on ssd, they take fewer buffers
             limits, given = branches[0].limits, branches[0].fixed.checkpoints
             left = limits.host_bytes - limits.buffers
-        passing = limits.buffers - limits.checkpoint_buffers
+        passing = sum(nbytes for _, nbytes in limits.parameter_buffers)
         parameters, left = _share(left, self._parameter_bytes - passing, self.fixed.parameters)
         checkpoints, left = _share(left, checkpoint_bytes, given)
         optimizer, left = _share(left, self._optimizer_bytes, self.fixed.optimizer)

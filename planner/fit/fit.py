@@ -18,7 +18,7 @@ from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.units import PAGE
 
 from ..predict.shortened import ENDS
-from ..program.choices import Aim, FixedChoices, KeptShares, Limits, wholly_updated
+from ..program.choices import Aim, FixedChoices, KeptShares, Limits
 from ..program.placement import ProgramResult, footprint
 from ..program.program import solve_program
 from .budgets import UNLIMITED, Candidate, Constraint, Needs, Room, in_memory, reduced
@@ -56,9 +56,9 @@ class Fitter:
         self.shorts = with_less_on_device(self.usuals[-1], fixed)
         self.shortest = with_less_on_device(self.tight, fixed)[-1:]
         self.builder = Builder(model)
-        self.pipelines = Pipelines(model, self.builder.short, self._spilled)
         self._in_dram = machine.device == "cpu" and not machine.emulation
-        self.large = [] if self._in_dram else large_to_update_there(model, machine, budget, fixed)
+        large = () if self._in_dram else large_to_update_there(model, machine, budget, fixed)
+        self.pipelines = Pipelines(model, self.builder.short, self._spilled, large)
         self._leanest: dict[tuple[Candidate, Recompute], tuple[Lean, ...]] = {}
         self._programs: dict[Hashable, ProgramResult | None] = {}
         self._sketches: dict[tuple[int, Pace], Sketch] = {}
@@ -72,32 +72,31 @@ class Fitter:
     def estimating(self, zeroth_order: ZerothOrder) -> "Fitter":
         """The same for zeroth-order plans of that kind."""
         other = copy(self)
-        other.fixed, other._leanest, other.large = replace(self.fixed, zeroth_order=zeroth_order), {}, []
+        other.fixed, other._leanest = replace(self.fixed, zeroth_order=zeroth_order), {}
         return other
 
     # Before solving: what the program may use.
 
     def branches(self, candidate: Candidate) -> list[Branch]:
-        """The programs to choose between: activation checkpoints all on ssd, which takes fewer buffers, or anywhere,
-        and a large embedding updated on the device, which takes none for its gradient, or anywhere. What is too much
-        for the device by the estimate of its pipeline may fit exactly, so it is tried with nothing kept there."""
+        """The programs to choose between: activation checkpoints all on ssd, which takes fewer buffers, or anywhere.
+        What is too much for the device by the estimate of its pipeline may fit exactly, so it is tried with nothing
+        kept there."""
         found, unified, inputs = [], self.fixed.unified_memory, self.fixed.checkpoints_device or 0.0
         for checkpoints in (0.0, None) if self.fixed.checkpoints is None else (self.fixed.checkpoints,):
             mixed, fixed = checkpoints != 0.0, replace(self.fixed, checkpoints=checkpoints)
-            plain, large = self.pipelines.at(candidate, mixed=mixed), self.large
-            if self.budget.host < ROOMY * plain.host:
-                large, fixed = [], replace(fixed, updates_there=False, checkpoints_device=inputs)
-            for there in (None, *large):
-                pipeline = self.pipelines.updating(plain, there) if there else plain
-                limits = Limits(
-                    host_bytes=(1 - SURE) * self.budget.host - pipeline.constant - (pipeline.device if unified else 0),
-                    ssd_bytes=self.budget.ssd,
-                    ssd_write_bytes=None if self.budget.writes == UNLIMITED else self.budget.writes,
-                    device_bytes=None if unified else self._spare_on_device(pipeline.device),
-                    parameter_buffers=pipeline.parameters,
-                    checkpoint_buffers=pipeline.checkpoints,
-                )
-                found.append(Branch(replace(fixed, kept_within=(wholly_updated(there),) if there else ()), limits))
+            pipeline = self.pipelines.at(candidate, mixed=mixed)
+            if self.budget.host < ROOMY * pipeline.host:
+                fixed = replace(fixed, updates_there=False, checkpoints_device=inputs)
+            limits = Limits(
+                host_bytes=(1 - SURE) * self.budget.host - pipeline.constant - (pipeline.device if unified else 0),
+                ssd_bytes=self.budget.ssd,
+                ssd_write_bytes=None if self.budget.writes == UNLIMITED else self.budget.writes,
+                device_bytes=None if unified else self._spare_on_device(pipeline.device),
+                parameter_buffers=pipeline.parameters,
+                checkpoint_buffers=pipeline.checkpoints,
+                gradient_buffers=pipeline.gradients,
+            )
+            found.append(Branch(fixed, limits))
         return found
 
     def at_most(self, branches: Sequence[Branch]) -> list[Branch]:
@@ -107,7 +106,7 @@ class Fitter:
     def has_room(self, candidate: Candidate, part: float = 1.0) -> bool:
         """Whether a part of the device has room for the pipeline, by its estimate, which may be a little too much."""
         pipeline = self.pipelines.at(candidate, mixed=False)
-        return self.fixed.unified_memory or pipeline.device <= part * self.budget.device
+        return self.fixed.unified_memory or pipeline.device_peak <= part * self.budget.device
 
     def _paces(self, candidate: Candidate) -> tuple[tuple[Pace, ...], tuple[Pace, ...]]:
         """The usual paces and the tight ones; where the device may have no room, then those for less of it."""
@@ -488,12 +487,12 @@ class Fitter:
             self._sketches[key] = Sketch(program, decision, self.builder.estimate(decision))
         return self._sketches[key]
 
-    def _spilled(self, micro_batch_size: int, n: int, checkpoint_host: float, there: str | None) -> Decision:
-        """Everything on ssd, but for a fraction of the activation checkpoints, and a class that the device has."""
+    def _spilled(self, micro_batch_size: int, n: int, checkpoint_host: float, there: tuple[str, ...]) -> Decision:
+        """Everything on ssd, but for a fraction of the activation checkpoints, and classes that the device has."""
         spilled = replace(self.fixed, parameters=0.0, optimizer=0.0, checkpoints=checkpoint_host)
         spilled = replace(spilled, delay_ratio=0.0, recompute="all")
         if there:
-            spilled = replace(spilled, kept={there: KeptShares(1.0, 0.0, 1.0)}, checkpoints_device=0.0)
+            spilled = replace(spilled, kept=dict.fromkeys(there, KeptShares(1.0, 0.0, 1.0)), checkpoints_device=0.0)
         candidate = Candidate(micro_batch_size, n)
         program = self._program(candidate, Branch(spilled, Limits(UNLIMITED)), "seconds")
         assert program is not None, "no limit, and still no placement"

@@ -63,20 +63,24 @@ def may_keep_everything(model: Model, machine: Machine, device_bytes: int, fixed
     return may and can and states_bytes(Shards(fixed.shares).owned(model), fixed.formats) < device_bytes
 
 
-def large_to_update_there(model: Model, machine: Machine, budget: Needs, fixed: FixedChoices) -> list[str]:
-    """The class of the largest state that is alone in its class, as a large embedding is: where the device has room to
-    keep and update it, and the gradient that host then needs no buffer for is a part of its budget that counts. The
-    program does not see that it spares that buffer."""
+def large_to_update_there(
+    model: Model, machine: Machine, budget: Needs, fixed: FixedChoices
+) -> tuple[tuple[str, float], ...]:
+    """Classes of one large state, as an embedding and a head are, with their elements in proportion to the largest's:
+    where the device has room to keep and update all of them, and the gradients that host then needs no buffer for are
+    a part of its budget that counts."""
     counts = Counter(state.state_class for state in model.states)
     alone = [state for state in model.states if counts[state.state_class] == 1 and not state.frozen]
+    large = [state for state in alone if GRADIENT_BYTES * state.elements > MUCH * budget.host]
     decided = fixed.optimizer, fixed.parameters, fixed.kept, fixed.zeroth_order
     may = fixed.schedule == "vertical" and not fixed.unified_memory and all(each is None for each in decided)
-    if not (may and alone and updates_on_device(model, machine, fixed.formats)):
-        return []
-    largest = max(alone, key=lambda state: state.elements)
-    taken = largest.elements * (fixed.formats.mean_bytes + ELEMENT_BYTES[model.precision])
-    counts_much = GRADIENT_BYTES * largest.elements > MUCH * budget.host
-    return [largest.state_class] if counts_much and taken < budget.device else []
+    each = fixed.formats.mean_bytes + ELEMENT_BYTES[model.precision]
+    if not may or not updates_on_device(model, machine, fixed.formats):
+        return ()
+    if sum(state.elements for state in large) * each >= budget.device:
+        return ()
+    most = max((state.elements for state in large), default=0)
+    return tuple((state.state_class, state.elements / most) for state in large)
 
 
 def keeps(program: ProgramResult) -> bool:

@@ -7,6 +7,7 @@ whether a decision keeps its budgets is read from its own schedule.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from ssdplan.plans.documents.plan import Decision
@@ -19,6 +20,7 @@ from ssdplan.plans.schedule.saved import saved_bytes
 from ssdplan.plans.units import whole_pages
 
 from ..predict.peaks import Peaks, predict_peaks, workspace_bytes
+from ..program.choices import NO_BUFFERS, GradientBuffers
 from .budgets import Candidate
 
 SHARED: Literal["shared"] = "shared"
@@ -51,47 +53,102 @@ class Pipeline:
     checkpoints: float
     """On host besides, when all activation checkpoints live on ssd; in proportion to the fraction that does."""
     device: float
-    """The device's peak."""
+    """The device's peak, without what is for the gradients below."""
+    gradients: GradientBuffers = NO_BUFFERS
+    """On host and on the device besides."""
 
     @property
     def host(self) -> float:
-        """When all lives on ssd."""
-        return self.constant + sum(nbytes for _, nbytes in self.parameters) + self.checkpoints
+        """When all lives on ssd and host updates it."""
+        parameters = sum(nbytes for _, nbytes in self.parameters)
+        return self.constant + parameters + self.checkpoints + self.gradients.host
+
+    @property
+    def device_peak(self) -> float:
+        """Of the device, when host updates all."""
+        return self.device + self.gradients.device
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """Of `Pipeline`, for micro-batches of the smallest size."""
+
+    constant: float
+    hidden: float
+    """What passes between layers, on host whatever the placement; in proportion to a micro-batch, as `spilled` is."""
+    parameters: tuple[tuple[str, float], ...]
+    spilled: float
+    """Of `Pipeline.checkpoints`."""
+    device: float
+    by_tokens: float
+    """Of the device besides, in proportion to a micro-batch."""
 
 
 class Pipelines:
     """Pipelines of one model at any micro-batch size and number of micro-batches."""
 
-    def __init__(self, model: Model, short: Model, decide: Callable[[int, int, float, str | None], Decision]) -> None:
-        """`decide` gives the decision for a micro-batch size, n, fraction of activation checkpoints on host and class
-        of states that the device keeps and updates, with all else on ssd; `short` is the model that schedules are built
-        of."""
-        self.model, self.short, self.decide = model, short, decide
+    def __init__(
+        self,
+        model: Model,
+        short: Model,
+        decide: Callable[[int, int, float, tuple[str, ...]], Decision],
+        large: tuple[tuple[str, float], ...] = (),
+    ) -> None:
+        """`decide` gives the decision for a micro-batch size, n, fraction of activation checkpoints on host and
+        classes of states that the device keeps and updates, with all else on ssd; `short` is the model that schedules
+        are built of; `large` are those of `GradientBuffers`."""
+        self.model, self.short, self.decide, self.large = model, short, decide, large
         self.size = min(model.micro_batch_sizes)
         self._layers = Counter(model.states[index].state_class for layer in model.layers for index in layer.states)
         """Class of states -> how many times layers have one of it."""
-        self._measured: dict[tuple[int, float, str | None], dict[tuple[Tier, Holder], int]] = {}
+        self._measured: dict[tuple[int, float, tuple[str, ...]], dict[tuple[Tier, Holder], int]] = {}
+        self._numbers: dict[tuple[int, bool, tuple[str, ...]], _Measured] = {}
+        self._sized: dict[int, tuple[float, int]] = {}
+        """Micro-batch size -> a checkpoint in proportion to one of the smallest size, and the workspace's bytes."""
 
     def at(self, candidate: Candidate, *, mixed: bool) -> Pipeline:
         """`mixed`: activation checkpoints may lie on host and on ssd; otherwise all on ssd, which takes fewer slots."""
-        return self._pipeline(candidate, mixed=mixed, there=None)
-
-    def updating(self, pipeline: Pipeline, state_class: str) -> Pipeline:
-        """`pipeline` where the device keeps and updates a class of states. What it has fewer buffers for is that of two
-        micro-batches, for it does not depend on their number or size."""
-        two = Candidate(self.size, MEASURED[1])
-        without, there = (self._pipeline(two, mixed=False, there=each) for each in (None, state_class))
+        whole, gradients = self._pipeline(candidate, mixed=mixed, there=()), self.gradients
         return replace(
-            pipeline,
-            constant=pipeline.constant - without.constant + there.constant,
-            device=pipeline.device - without.device + there.device,
-            parameters=tuple(each for each in pipeline.parameters if each[0] != state_class),
+            whole,
+            constant=whole.constant - gradients.host,
+            device=whole.device - gradients.device,
+            gradients=gradients,
         )
 
-    def _pipeline(self, candidate: Candidate, *, mixed: bool, there: str | None) -> Pipeline:
-        micro_batch_size, n = candidate.micro_batch_size, candidate.micro_batches
-        scale = checkpoint_bytes(self.model, micro_batch_size) / checkpoint_bytes(self.model, self.size)
+    @cached_property
+    def gradients(self) -> GradientBuffers:
+        """What there is not when the device keeps and updates `large`, their parameters in transit apart: with two
+        micro-batches, for it does not depend on their number or size."""
+        if not self.large:
+            return NO_BUFFERS
+        two, large = Candidate(self.size, MEASURED[1]), tuple(name for name, _ in self.large)
+        without, there = (self._pipeline(two, mixed=False, there=each) for each in ((), large))
+        in_transit = sum(nbytes for name, nbytes in without.parameters if name in large)
+        spared = max(without.host - in_transit - there.host, 0.0)
+        return GradientBuffers(self.large, spared, max(without.device - there.device, 0.0))
 
+    def _pipeline(self, candidate: Candidate, *, mixed: bool, there: tuple[str, ...]) -> Pipeline:
+        size, n = candidate.micro_batch_size, candidate.micro_batches
+        if size not in self._sized:
+            scale = checkpoint_bytes(self.model, size) / checkpoint_bytes(self.model, self.size)
+            self._sized[size] = scale, workspace_bytes(self.model, size)
+        (scale, workspace), measured = self._sized[size], self._of_number(n, mixed, there)
+        return Pipeline(
+            constant=measured.constant + scale * measured.hidden,
+            parameters=measured.parameters,
+            checkpoints=scale * measured.spilled,
+            device=measured.device + scale * measured.by_tokens + workspace + n * self.model.context_bytes[size],
+        )
+
+    def _of_number(self, n: int, mixed: bool, there: tuple[str, ...]) -> "_Measured":
+        """The pipeline of so many micro-batches of the smallest size."""
+        key = n, mixed, there
+        if key not in self._numbers:
+            self._numbers[key] = self._interpolated(n, mixed, there)
+        return self._numbers[key]
+
+    def _interpolated(self, n: int, mixed: bool, there: tuple[str, ...]) -> "_Measured":
         def host(role: Holder, fraction: float) -> float:
             return self._linear(n, fraction, there, "host", role)
 
@@ -112,21 +169,17 @@ class Pipelines:
         part = min(-shared / most, 1.0) if most else 0.0
         for role in once:
             transit[role] *= 1.0 - part
-        others += shared + part * most
-        device = sum(
-            self._linear(n, 0.0, there, "device", role)
-            * (scale if isinstance(role, Role) and ROLES[role].by_tokens else 1.0)
-            for role in roles
-        )
-        workspace = workspace_bytes(self.model, micro_batch_size)
-        return Pipeline(
-            constant=others + scale * kept,
+        by_tokens = {role for role in roles if isinstance(role, Role) and ROLES[role].by_tokens}
+        return _Measured(
+            constant=others + shared + part * most,
+            hidden=kept,
             parameters=tuple(sorted((role.state_class, nbytes) for role, nbytes in transit.items())),
-            checkpoints=scale * max(spilled, 0.0),
-            device=device + workspace + n * self.model.context_bytes[micro_batch_size],
+            spilled=max(spilled, 0.0),
+            device=sum(self._linear(n, 0.0, there, "device", role) for role in roles - by_tokens),
+            by_tokens=sum(self._linear(n, 0.0, there, "device", role) for role in by_tokens),
         )
 
-    def _linear(self, n: int, fraction: float, there: str | None, tier: Tier, role: Holder) -> float:
+    def _linear(self, n: int, fraction: float, there: tuple[str, ...], tier: Tier, role: Holder) -> float:
         one, two, six = MEASURED
         key = (tier, role)
         if n <= two:
@@ -134,7 +187,7 @@ class Pipelines:
         low, high = (self._at(count, fraction, there).get(key, 0) for count in (two, six))
         return low + (high - low) * (n - two) / (six - two)
 
-    def _at(self, n: int, fraction: float, there: str | None) -> dict[tuple[Tier, Holder], int]:
+    def _at(self, n: int, fraction: float, there: tuple[str, ...]) -> dict[tuple[Tier, Holder], int]:
         key = (n, fraction, there)
         if key not in self._measured:
             decision = self.decide(self.size, n, fraction, there)

@@ -4,7 +4,7 @@ Owns these records. It states and solves nothing, so that whoever only makes a r
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from ssdplan.plans.documents.plan import Recompute, SavedTier, ScheduleName
@@ -46,11 +46,6 @@ class KeptWithin(NamedTuple):
         else:
             down, up = (self._replace(device=part) for part in parts)
         return down, up
-
-
-def wholly_updated(state_class: str) -> KeptWithin:
-    """All of a class is kept and updated on the device."""
-    return KeptWithin(state_class, (1.0, 1.0), (1.0, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,31 +103,54 @@ FREE = FixedChoices()
 """Everything is left to the program."""
 
 
+class GradientBuffers(NamedTuple):
+    """Buffers that updates of large states on host take, the gradients' above all. The states follow each other in the
+    same ones, which are as large as the largest that host updates needs."""
+
+    classes: tuple[tuple[str, float], ...] = ()
+    """Class of one state -> its elements, in proportion to those of the largest."""
+    host: float = 0.0
+    """Bytes when host updates all of the largest."""
+    device: float = 0.0
+
+
+NO_BUFFERS = GradientBuffers()
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a placement may take. None: no limit."""
 
     host_bytes: float
-    """For what stays on host, and for the two kinds of pipeline buffers below."""
+    """For what stays on host, and for the kinds of pipeline buffers below."""
     ssd_bytes: float | None = None
     """Size of the store."""
     ssd_write_bytes: float | None = None
     """Written a step: the drive's wear."""
     device_bytes: float | None = None
-    """For what the device keeps between uses; None: it keeps nothing, unless that is fixed."""
+    """For what the device keeps between uses, and for its buffers below; None: it keeps nothing, unless that is
+    fixed."""
     parameter_buffers: tuple[tuple[str, float], ...] = ()
     """Class of states -> host bytes that its parameters on their way take when all live on ssd; in proportion to the
     fraction that does."""
     checkpoint_buffers: float = 0.0
     """The same of checkpoints."""
+    gradient_buffers: GradientBuffers = NO_BUFFERS
+    """On host and device besides; in proportion to the most elements of a class that the device does not update."""
     saved_in_transit: float = 0.0
     """Pairs of layer and micro-batch whose saved activations are on their way to ssd or back at once, if all are saved
     there; on host besides, in proportion to the fraction that is."""
 
     @property
     def buffers(self) -> float:
-        """Of both kinds, when all lives on ssd."""
-        return sum(nbytes for _, nbytes in self.parameter_buffers) + self.checkpoint_buffers
+        """Of all kinds, when all lives on ssd and host updates it."""
+        parameters = sum(nbytes for _, nbytes in self.parameter_buffers)
+        return parameters + self.checkpoint_buffers + self.gradient_buffers.host
+
+    def without_buffers(self, host_bytes: float) -> "Limits":
+        """These with `host_bytes` of host memory for what stays, whatever passes through it."""
+        none = NO_BUFFERS
+        return replace(self, host_bytes=host_bytes, parameter_buffers=(), checkpoint_buffers=0.0, gradient_buffers=none)
 
 
 Aim = Literal["seconds", "host memory", "ssd space", "ssd writes"]

@@ -22,6 +22,7 @@ from .variables import (
     CHECKPOINTS_ON_HOST,
     CONSTANT,
     DELAY_RATIO,
+    GRADIENT_BUFFERS,
     Linear,
     OfClass,
     Variable,
@@ -84,6 +85,8 @@ class LinearProgram:
             there = fixed.checkpoints_device
             ranges[CHECKPOINTS_ON_HOST] = (0.0, 1.0)
             ranges[CHECKPOINTS_ON_DEVICE] = (0.0, 1.0) if there is None else (there, there)
+        if self.limits.gradient_buffers.classes and self.forms.work.updates_on_device:
+            ranges[GRADIENT_BUFFERS] = (0.0, 1.0)
         for name in self.forms.classes:
             variables = variables_of(name)
             ranges |= dict.fromkeys(variables.elsewhere, (0.0, 1.0))
@@ -244,15 +247,20 @@ class LinearProgram:
         """What stays on host, on ssd and on the device, and what is written, each at most its limit. What is fixed of
         the device is there in any case: whether it has room, its schedule says."""
         limits, forms = self.limits, self.forms
+        if GRADIENT_BUFFERS in self.variables:
+            for name, size in limits.gradient_buffers.classes:
+                needed = self.variables[GRADIENT_BUFFERS] + size * self.x[name].updated >= size
+                self._require(needed, "gradient_buffers", name)
         self._require_at_most(self.limited, limits.host_bytes, "host_memory")
         if limits.ssd_bytes is not None:
             self._require_at_most(forms.store_bytes, limits.ssd_bytes, "ssd_space")
         if limits.ssd_write_bytes is not None:
             self._require_at_most(forms.write_bytes, limits.ssd_write_bytes, "ssd_writes")
         if limits.device_bytes is not None and (self.fixed.kept is None or "device" in forms.work.saves):
-            there = ((self.variables[each], factor) for each, factor in forms.device_bytes.items())
+            form = device_bytes_with_buffers(forms, limits)
+            there = ((self.variables[each], factor) for each, factor in form.items() if each is not CONSTANT)
             fixed = sum(factor * of.lowBound for of, factor in there if of.lowBound == of.upBound)
-            self._require_at_most(forms.device_bytes, max(limits.device_bytes, fixed), "device_memory")
+            self._require_at_most(form, max(limits.device_bytes, fixed + form.get(CONSTANT, 0.0)), "device_memory")
 
     def require_seconds_at_most(self, seconds: float) -> None:
         """No step longer than this."""
@@ -328,12 +336,26 @@ def bytes_with_buffers(forms: Forms, limits: Limits) -> Linear:
     total[CHECKPOINTS_ON_HOST] = total.get(CHECKPOINTS_ON_HOST, 0.0) - limits.checkpoint_buffers
     if forms.work.checkpoints_on_device:
         total[CHECKPOINTS_ON_DEVICE] = total.get(CHECKPOINTS_ON_DEVICE, 0.0) - limits.checkpoint_buffers
+    _add_gradient_buffers(total, forms, limits, limits.gradient_buffers.host)
     if limits.saved_in_transit:
         for shares in forms.saved.values():
             for rung, share in shares:
                 if share.tier == "ssd":
                     total[share] = total.get(share, 0.0) + limits.saved_in_transit * saved_bytes(rung)
     return total
+
+
+def device_bytes_with_buffers(forms: Forms, limits: Limits) -> Linear:
+    """What the device keeps, and what it needs for the updates that host makes."""
+    total = dict(forms.device_bytes)
+    _add_gradient_buffers(total, forms, limits, limits.gradient_buffers.device)
+    return total
+
+
+def _add_gradient_buffers(total: dict[Variable, float], forms: Forms, limits: Limits, nbytes: float) -> None:
+    """Add bytes of buffers that are for gradients, all of which host needs where the device updates nothing."""
+    of = GRADIENT_BUFFERS if limits.gradient_buffers.classes and forms.work.updates_on_device else CONSTANT
+    total[of] = total.get(of, 0.0) + nbytes
 
 
 def relative(form: Linear) -> Linear:

@@ -20,6 +20,7 @@ from .variables import (
     CHECKPOINTS_ON_DEVICE,
     CHECKPOINTS_ON_HOST,
     DELAY_RATIO,
+    GRADIENT_BUFFERS,
     Linear,
     OfClass,
     Split,
@@ -93,6 +94,9 @@ def result_of(question: Question, program: LinearProgram, found: Mapping[Variabl
         late = 0.0 if name in forms.frozen else alpha
         placement[name], reclaimed[name] = _placement(program, name, at, late)
         exact |= _values(name, placement[name], reclaimed[name])
+    large = program.limits.gradient_buffers.classes
+    on_host = (size * (1.0 - placement[name].optimizer_device) for name, size in large)
+    exact[GRADIENT_BUFFERS] = max(on_host, default=0.0)
     saved = {name: kept for name, shares in forms.saved.items() if (kept := _saved(shares, found))}
     exact |= dict.fromkeys((share for shares in forms.saved.values() for _, share in shares), 0.0)
     exact |= _saved_values(saved)

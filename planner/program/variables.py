@@ -14,6 +14,7 @@ from ssdplan.plans.documents.plan import SavedTier
 Form = Literal[
     "delay ratio",
     "activation checkpoints",
+    "gradient buffers",
     "optimizer states",
     "parameters",
     "gradients",
@@ -67,6 +68,8 @@ CHECKPOINTS_ON_HOST = Variable("activation checkpoints", tier="host")
 """The fraction of all activation checkpoints that stays on host; what stays nowhere else goes to ssd."""
 CHECKPOINTS_ON_DEVICE = Variable("activation checkpoints", tier="device")
 """The fraction that stays on the device, where their gradients take their place."""
+GRADIENT_BUFFERS = Variable("gradient buffers")
+"""The fraction of the buffers for large states' gradients that updates on host need."""
 
 
 @lru_cache(maxsize=4096)
