@@ -14,6 +14,9 @@ from .fit.found import Branch, Solved
 from .program.placement import ProgramResult
 from .program.program import Bound
 
+FEW = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Numbers of micro-batches of plans in memory that are looked at."""
+FINALISTS = 3
 ENOUGH = 0.99
 """The share of the best throughput that a smaller batch must reach to be preferred (GreedySnake 4.5)."""
 CLOSE = 0.9

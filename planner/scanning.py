@@ -33,8 +33,14 @@ class Scan:
 
     entries: list[Scanned] = field(default_factory=list)
     slow: list[Candidate] = field(default_factory=list)
-    passed: list[Candidate] = field(default_factory=list)
-    """Not looked at, because fewer and more micro-batches of the same size tell enough."""
+    passed: list[Scanned] = field(default_factory=list)
+    """Not looked at, because fewer and more micro-batches of the same size tell enough: no slower than the slower of
+    these two, which stands for it."""
+
+    @property
+    def known(self) -> list[Scanned]:
+        """Looked at or passed, by batch."""
+        return sorted([*self.entries, *self.passed], key=lambda entry: entry.candidate.order)
 
     def add(self, entries: Sequence[Scanned]) -> None:
         self.entries = sorted([*self.entries, *entries], key=lambda entry: entry.candidate.order)
@@ -67,7 +73,7 @@ class Scanner:
             best = max([best, *(entry.tokens_per_second for entry in entries)])
         return found
 
-    def _climb(self, mine: Sequence[Candidate], best: float) -> tuple[list[Scanned], list[Candidate]]:
+    def _climb(self, mine: Sequence[Candidate], best: float) -> tuple[list[Scanned], list[Scanned]]:
         """The bounds of as many candidates of one size, by their micro-batches, as show where these are the fastest and
         which fewer are nearly as fast, as `best` tokens/s of another size are too; and those between that are passed.
 
@@ -85,9 +91,21 @@ class Scanner:
             spans = [span for span in pairwise(sorted(found)) if span[1] - span[0] > 1 and top]
             wanted = {sum(span) // 2 for span in spans if _may_matter(span, reached, top, max(top, best))}
         # What lies beside one that leaves no room may leave none either: whether it fits is asked of others.
-        between = (range(first + 1, last) for first, last in spans if found[first] and found[last])
-        passed = [mine[number] for numbers in between for number in numbers]
+        passed = list[Scanned]()
+        for first, last in spans:
+            ends = [entry for entry in (found[first], found[last]) if entry]
+            slower = min(ends, key=lambda entry: entry.tokens_per_second, default=None)
+            if slower and len(ends) == 2:
+                passed += [self._like(slower, mine[number]) for number in range(first + 1, last)]
         return [entry for entry in found.values() if entry], passed
+
+    def _like(self, entry: Scanned, candidate: Candidate) -> Scanned:
+        """A candidate as fast as `entry`, with its own branches in the order of those."""
+        order = [branch.fixed.checkpoints for branch in entry.branches]
+        own = [branch for branch in self.fitter.branches(candidate) if branch.fixed.checkpoints in order]
+        branches = tuple(sorted(own, key=lambda branch: order.index(branch.fixed.checkpoints)))
+        seconds = self.tokens(candidate) / entry.tokens_per_second
+        return Scanned(candidate, branches, Bound(seconds, entry.bound.delay_ratio), entry.tokens_per_second)
 
     def _with_room(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         """Those for whose pipelines the device has room, or where it has for none of them all."""

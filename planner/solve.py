@@ -137,9 +137,9 @@ def _searched(model: Model, machine: Machine, request: SolveRequest, budget: Nee
         if found is None:
             continue
         if of_batches is not search:
-            found = replace(found, chosen=search.save(found.chosen, found.scan))
+            found = replace(found, chosen=search.saving.save(found.chosen, found.scan))
         if not fixed.zeroth_order:
-            found = replace(found, chosen=search.settle(found.chosen, candidates if between else ()))
+            found = replace(found, chosen=search.saving.settle(found.chosen, candidates if between else ()))
         leaner.append((search, found))
     if not leaner:
         raise refusal(of_batches.fitter, least_of(candidates), _without_gradients(model, machine, request, budget))
@@ -151,7 +151,7 @@ def _searched(model: Model, machine: Machine, request: SolveRequest, budget: Nee
         assert way.zeroth_order is not None
         other = search.estimating(way.zeroth_order)
         candidate = found.chosen.solved.fitted.candidate
-        chosen = other.simulate(candidate, other.fitter.branches(candidate))
+        chosen = other.trials.simulate(candidate, other.fitter.branches(candidate))
         if chosen is None:
             continue
         tried = _written_as_often_as_pays(other, replace(found, chosen=chosen))
@@ -217,7 +217,7 @@ def _written_as_often_as_pays(search: Search, first: Found) -> _Tried:
     found = {1: (search, first.chosen)}
     for every in WRITTEN_EVERY[1:]:
         other = search.estimating(zeroth_order.model_copy(update={"written_every": every}))
-        chosen = other.simulate(candidate, other.fitter.branches(candidate))
+        chosen = other.trials.simulate(candidate, other.fitter.branches(candidate))
         if chosen is None or not (chosen.writes or found[1][1].writes):
             break
         found[every] = other, chosen
