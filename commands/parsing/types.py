@@ -86,9 +86,14 @@ def sizes(text: str) -> tuple[int, ...]:
     return tuple(nbytes(part) for part in text.split(","))
 
 
+MOST_COUNT = (1 << 31) - 1
+
+
 def count(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 1 << 31:
+    if not text.isascii() or not text.isdecimal() or not text.strip("0"):
         raise UsageError(f"{text!r} is not a whole number of at least 1")
+    if len(text.lstrip("0")) > len(str(MOST_COUNT)) or int(text) > MOST_COUNT:
+        raise UsageError(f"{text[:40]!r} is more than {MOST_COUNT:,}, the most that can be counted here")
     return int(text)
 
 

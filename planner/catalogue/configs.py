@@ -1,8 +1,9 @@
 """Configs: the shape of any model whose config.json is there, without its weights and without its code.
 
 Owns reading such a file as somebody else's: a bounded size, JSON and nothing else, each field of its type and within
-bounds, and a refusal of what is not understood. Fields that change no tensor and no formula are not looked at; what the
-formulas leave out of a model is among its shape's remarks. Families are in `families.py`.
+bounds, and a refusal of what is not understood. A word that transformers does not know is refused where a directory to
+train would be. Other fields that change no tensor and no formula are not looked at; what the formulas leave out of a
+model is among its shape's remarks. Families are in `families.py`.
 """
 
 import json
@@ -17,7 +18,7 @@ from ssdplan.plans.errors import UsageError
 from ssdplan.plans.files import read_bounded
 from ssdplan.plans.json_errors import json_reason
 
-from .families import FAMILIES, Family
+from .families import ACTIVATIONS, COUNTED, FAMILIES, LEARNED_ACTIVATIONS, ROTARY, Family
 from .shapes import Build, Experts, Shape
 
 MOST_BYTES = 4 << 20
@@ -127,7 +128,8 @@ def shape_of_config(content: Mapping[str, Any], name: str, source: str, where: s
             f"{where}: text_config is {_shown(text)}, no object with the fields of its text model; {_WAY_OUT}"
         )
     if not isinstance(kind, str):
-        raise UsageError(f"{where}: has no model_type, so it is not said what model this is; {_WAY_OUT}")
+        there = "" if kind is None else f" in words (it is {_shown(kind)})"
+        raise UsageError(f"{where}: has no model_type{there}, so it is not said what model this is; {_WAY_OUT}")
     if kind not in FAMILIES:
         raise UsageError(
             f"{where}: model_type {kind[:60]!r} has no formula here (there are: {', '.join(sorted(FAMILIES))}); "
@@ -156,13 +158,18 @@ class _Reading:
         for key, only in family.refused.items():
             if (value := self.fields.get(key, only)) != only:
                 self._refuse(f"{key} is {_shown(value)}, and tensors are known only for {_shown(only)}")
+        self._require_causal()
+        self._require_rotary()
         hidden, heads = self._size("hidden_size", "width"), self._size("num_attention_heads", "heads")
         build, kv_heads = self._build(heads)
         head_width = self._own("head_dim", "width") if family.own_head_width else None
         if head_width is None and hidden % heads:
             self._refuse(f"hidden_size {hidden:,} is no multiple of num_attention_heads {heads:,}")
         if heads % kv_heads:
-            self._refuse(f"{heads:,} heads cannot share {kv_heads:,} heads of keys evenly")
+            self._refuse(
+                f"{heads:,} heads cannot share {kv_heads:,} heads of keys evenly (num_attention_heads and "
+                "num_key_value_heads, or what transformers takes where the file has none)"
+            )
         experts = self._experts() if family.mixture else None
         learned = build.position_rows is not None
         own = self._size if learned else self._own
@@ -203,6 +210,45 @@ class _Reading:
                 self._refuse(f"{what} has {parameters:,} parameters, more than {MOST_OF_LAYER:,}")
         if shape.parameters > MOST_PARAMETERS:
             self._refuse(f"it has {shape.parameters:,} parameters, more than {MOST_PARAMETERS:,}")
+
+    def _require_causal(self) -> None:
+        """It is a decoder alone, with the head that makes text: others have other tensors."""
+        if self._flag("is_encoder_decoder"):
+            self._refuse("is_encoder_decoder is true, and only a decoder alone is a causal language model")
+        names = self.fields.get("architectures")
+        if names is None or names == []:
+            return
+        own = self.family.architecture
+        name = names[0] if isinstance(names, list) else None
+        if not isinstance(name, str):
+            self._refuse(f"architectures is {_shown(names)}, no list of names")
+        if self.fields is self.outer and _letters(name) != _letters(own):
+            self._refuse(f"architectures names {_shown(name)}, and tensors are known only for {own}")
+
+    def _require_rotary(self) -> None:
+        """Its rotary embeddings are of a kind that transformers knows: of all blocks, or of each type of block."""
+        for key in ("rope_parameters", "rope_scaling"):
+            said = self.fields.get(key)
+            if said is None:
+                continue
+            if not isinstance(said, dict):
+                self._refuse(f"{key} is {_shown(said)}, no object with fields")
+            for each in (said, *(value for value in said.values() if isinstance(value, dict))):
+                kind = each.get("rope_type", each.get("type", "default"))
+                if not isinstance(kind, str) or kind not in ROTARY:
+                    self._refuse(f"rope_type of {key} is {_shown(kind)}, which transformers does not know")
+
+    def _activation(self) -> str | None:
+        """The function of its MLP by the name that the file says; None where the class decides."""
+        key = self.family.activation
+        if not key or key not in self.fields:
+            return None
+        name = self.fields[key]
+        if isinstance(name, str) and name in LEARNED_ACTIVATIONS:
+            self._refuse(f"{key} is {_shown(name)}, which has parameters of its own")
+        if not isinstance(name, str) or name not in ACTIVATIONS:
+            self._refuse(f"{key} is {_shown(name)}, which transformers does not know")
+        return name
 
     def _build(self, heads: int) -> tuple[Build, int]:
         """How its blocks are put together, and the heads that keys have."""
@@ -249,7 +295,7 @@ class _Reading:
                 self._refuse(f"{key} is {_shown(self.fields[key])}: its blocks differ from each other")
         count, active = self._size("num_experts", "experts"), self._size("num_experts_per_tok", "experts")
         if active > count:
-            self._refuse(f"a token goes through {active:,} of {count:,} experts")
+            self._refuse(f"a token goes through {active:,} of {count:,} experts (num_experts_per_tok, num_experts)")
         shared = self._size("shared_expert_intermediate_size", "width") if self.kind == "qwen2_moe" else 0
         return Experts(count, active, self._size(self.family.mixture, "width"), shared, biases=self.kind == "gpt_oss")
 
@@ -291,11 +337,15 @@ class _Reading:
             found.append(f"attention is counted over whole rows, though some of its blocks see {window:,} tokens back")
         if self.kind == "gpt_neo":
             found.append("attention is counted over whole rows, though every second block sees a window")
-        if isinstance(self.outer.get("quantization_config"), dict):
+        if self.outer.get("quantization_config"):
             found.append("the file describes quantised weights, which are not trained: save them in bf16 first")
-        if self.family.build.form != "gated" and self.kind not in ("gpt2", "opt"):
-            nearest = {"gpt2": "GPT-2", "opt": "OPT"}[self.family.build.form]
+        form, activation = self.family.build.form, self._activation()
+        if form != "gated" and self.kind not in ("gpt2", "opt"):
+            nearest = {"gpt2": "GPT-2", "opt": "OPT"}[form]
             found.append(f"{self.kind}: activations and workspaces are by the formulas of {nearest}, the nearest")
+        elif activation is not None and activation not in COUNTED[form][1]:
+            name = self.family.activation
+            found.append(f"{name} is {activation}, and what its MLP keeps is counted as with {COUNTED[form][0]}")
         return found
 
     def _flag(self, key: str) -> bool | None:
@@ -326,6 +376,11 @@ class _Reading:
 
     def _refuse(self, why: str) -> NoReturn:
         raise UsageError(f"{self.where}: {self.kind}: {why}; {_WAY_OUT}")
+
+
+def _letters(name: str) -> str:
+    """Of a class: some files write MPTForCausalLM for MptForCausalLM."""
+    return name.replace("_", "").lower()
 
 
 def _shown(value: object) -> str:

@@ -1,6 +1,7 @@
 """Families: what a config.json of each `model_type` means for a shape, as transformers' configuration class has it.
 
-Data only: which fields switch which tensors on, and what a field is that the file leaves out.
+Data only: which fields switch which tensors on, what a field is that the file leaves out, and which words transformers
+knows of activation functions and of rotary embeddings.
 
 `configs.py` reads a file by these. A family that is not here is refused there.
 """
@@ -9,11 +10,67 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .shapes import ARCHITECTURES, BUILDS, Build
+from .shapes import ARCHITECTURES, BUILDS, Build, Form
 
 Switch = Literal["qkv_bias", "output_bias", "mlp_bias", "head_bias"]
 Mixture = Literal["", "intermediate_size", "moe_intermediate_size"]
 """The field with an expert's width; of a family without experts none."""
+
+
+ACTIVATIONS = frozenset(
+    [
+        "gelu",
+        "gelu_10",
+        "gelu_accurate",
+        "gelu_fast",
+        "gelu_new",
+        "gelu_python",
+        "gelu_python_tanh",
+        "gelu_pytorch_tanh",
+        "hardswish",
+        "laplace",
+        "leaky_relu",
+        "linear",
+        "mish",
+        "quick_gelu",
+        "relu",
+        "relu2",
+        "relu6",
+        "sigmoid",
+        "silu",
+        "sqrtsoftplus",
+        "swish",
+        "tanh",
+    ]
+)
+"""Functions between the products of an MLP by transformers' names (`transformers.activations.ACT2CLS`)."""
+LEARNED_ACTIVATIONS = frozenset(["prelu", "xielu"])
+"""Those that have parameters of their own."""
+ONE_KERNEL = frozenset(
+    [
+        "gelu",
+        "gelu_pytorch_tanh",
+        "hardswish",
+        "leaky_relu",
+        "mish",
+        "relu",
+        "relu6",
+        "sigmoid",
+        "silu",
+        "swish",
+        "tanh",
+    ]
+)
+"""Those that are one kernel, of which autograd keeps as much as of SiLU."""
+COUNTED: Mapping[Form, tuple[str, frozenset[str]]] = {
+    "gated": ("SiLU", ONE_KERNEL),
+    "gpt2": ("GELU by its formula", frozenset(["gelu_new"])),
+    "opt": ("ReLU", frozenset(["relu"])),
+}
+"""Form -> whose activations its formulas count, and the functions that keep as much."""
+ROTARY = frozenset(["default", "dynamic", "linear", "llama3", "longrope", "mrope", "proportional", "su", "yarn"])
+"""Kinds of rotary embeddings (`transformers.modeling_rope_utils`), and what single classes call theirs: `mrope` of
+models for images, and `su`, the old name of `longrope`."""
 
 
 _USUAL = Build()
@@ -44,6 +101,8 @@ class Family:
     """A boolean field that gives each head's queries and keys norms of their own."""
     refused: Mapping[str, object] = field(default_factory=dict)
     """Field -> the only value with which tensors are as here."""
+    activation: str = "hidden_act"
+    """The field that names the function of its MLP; empty where its class has one function alone."""
 
 
 _ATTENTION: dict[str, tuple[Switch, ...]] = {"attention_bias": ("qkv_bias", "output_bias")}
@@ -65,6 +124,7 @@ _GEMMA3 = Family(
         "intermediate_size": 9216,
         "vocab_size": 262_208,
     },
+    activation="hidden_activation",
 )
 _QWEN3 = Family(ARCHITECTURES["qwen3"], BUILDS["qwen3"], _ATTENTION, defaults={**_QWEN2, "head_dim": 128})
 _QWEN2_DENSE = Family(ARCHITECTURES["qwen2"], BUILDS["qwen2"], defaults=_QWEN2)
@@ -82,7 +142,14 @@ FAMILIES: dict[str, Family] = {
     "gemma": Family(
         "GemmaForCausalLM", Build(), _ATTENTION, tied=True, defaults={"num_key_value_heads": 16, "head_dim": 256}
     ),
-    "gemma2": Family("Gemma2ForCausalLM", Build(norms=4), _ATTENTION, tied=True, defaults=_MINI),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        Build(norms=4),
+        _ATTENTION,
+        tied=True,
+        defaults=_MINI,
+        activation="hidden_activation",
+    ),
     "gemma3_text": _GEMMA3,
     "phi": Family(
         "PhiForCausalLM",
@@ -150,9 +217,16 @@ FAMILIES: dict[str, Family] = {
         heads_of_keys=False,
         own_head_width=False,
         refused={"add_cross_attention": False},
+        activation="activation_function",
     ),
     "gpt_bigcode": Family(
-        "GPTBigCodeForCausalLM", BUILDS["gpt2"], tied=True, wide=4, heads_of_keys=False, own_head_width=False
+        "GPTBigCodeForCausalLM",
+        BUILDS["gpt2"],
+        tied=True,
+        wide=4,
+        heads_of_keys=False,
+        own_head_width=False,
+        activation="activation_function",
     ),
     "opt": Family(
         ARCHITECTURES["opt"],
@@ -166,6 +240,7 @@ FAMILIES: dict[str, Family] = {
             "do_layer_norm_before": True,
             "_remove_final_layer_norm": False,
         },
+        activation="activation_function",
     ),
     "gpt_neox": Family(
         "GPTNeoXForCausalLM",
@@ -180,6 +255,7 @@ FAMILIES: dict[str, Family] = {
         wide=4,
         heads_of_keys=False,
         own_head_width=False,
+        activation="activation_function",
     ),
     "codegen": Family(
         "CodeGenForCausalLM",
@@ -187,9 +263,16 @@ FAMILIES: dict[str, Family] = {
         wide=4,
         heads_of_keys=False,
         own_head_width=False,
+        activation="activation_function",
     ),
     "bloom": Family(
-        ARCHITECTURES["bloom"], BUILDS["bloom"], tied=True, wide=4, heads_of_keys=False, own_head_width=False
+        ARCHITECTURES["bloom"],
+        BUILDS["bloom"],
+        tied=True,
+        wide=4,
+        heads_of_keys=False,
+        own_head_width=False,
+        activation="",
     ),
     "gpt_neo": Family(
         "GPTNeoForCausalLM",
@@ -198,6 +281,7 @@ FAMILIES: dict[str, Family] = {
         wide=4,
         heads_of_keys=False,
         own_head_width=False,
+        activation="activation_function",
     ),
     "falcon": Family(
         ARCHITECTURES["falcon"],
@@ -207,6 +291,7 @@ FAMILIES: dict[str, Family] = {
         wide=4,
         heads_of_keys=False,
         own_head_width=False,
+        activation="activation",
     ),
     "mpt": Family(
         "MptForCausalLM",
@@ -215,7 +300,8 @@ FAMILIES: dict[str, Family] = {
         wide=4,
         heads_of_keys=False,
         own_head_width=False,
-        refused={"no_bias": True},
+        refused={"no_bias": True, "expansion_ratio": 4},
+        activation="",
     ),
     "mixtral": Family(
         ARCHITECTURES["mixtral"],
@@ -245,6 +331,7 @@ FAMILIES: dict[str, Family] = {
         _ATTENTION,
         defaults={"num_key_value_heads": 8, "head_dim": 64},
         mixture="intermediate_size",
+        activation="",
     ),
     "olmoe": Family(
         "OlmoeForCausalLM",

@@ -93,6 +93,8 @@ SILENT = frozenset(
     ]
 )
 """Words that say nothing more of a thing that the rest of its name names."""
+CORES = re.compile(r"\b\d+-cores?\b", re.IGNORECASE)
+"""How many cores there are, as Linux has it in the names of processors: AMD EPYC 7763 64-Core Processor."""
 
 
 def find(kind: str, name: str, things: Iterable[Thing]) -> Thing:
@@ -122,7 +124,7 @@ def _candidates(name: str, known: Iterable[str]) -> list[str]:
     """Names that `name` could stand for: those that it spells, else those that its parts are parts of; then the same of
     its telling parts alone."""
     spelled = {own: own for own in known} | {other: own for other, own in ALIASES.items() if own in known}
-    whole = _parts(name.rpartition("/")[2])
+    whole = _parts(CORES.sub("", name.rpartition("/")[2]))
     telling = [part for part in whole if part not in SILENT]
     for parts in (whole, telling):
         text = "".join(parts)

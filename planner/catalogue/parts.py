@@ -1,13 +1,15 @@
 """Parts: which of the catalogue's go together in a what-if, and what a GPU has for a plan.
 
-Owns the processor that stands beside a GPU, or alone, memory that a GPU shares with host, and drives by their names.
+Owns the processor that stands beside a GPU, or alone, memory that a GPU shares with host, drives by their names, and
+the link that some of them share.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ssdplan.plans.documents.state_layout import Precision
-from ssdplan.plans.documents.stripe_shares import CYCLE
+from ssdplan.plans.documents.stripe_shares import CYCLE, deal
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import format_bytes, parse_bytes
 
@@ -75,7 +77,7 @@ WITH_CAPACITY = re.compile(r"^(.*\S)\s+(\d+(?:\.\d+)?\s?[TG]B)\s*$", re.IGNORECA
 
 def drives_of(text: str) -> list[Drive]:
     """`NAME[:SIZE][*COUNT]`, or `NAME SIZE`, -> that many drives. Raises UsageError."""
-    named, star, count = text.partition("*")
+    named, star, count = (part.strip() for part in text.partition("*"))
     if star and not (count.isdecimal() and len(count) < 3 and 0 < int(count) <= CYCLE):
         raise UsageError(f"--ssd {text}: after * comes a number of drives, 1 to {CYCLE}")
     name, colon, capacity = (WITH_CAPACITY.sub(r"\1:\2", named) if ":" not in named else named).partition(":")
@@ -90,3 +92,72 @@ def drives_of(text: str) -> list[Drive]:
             raise UsageError(f"--ssd {text}: {ssd.name} comes with {there}")
         size = by_capacity[parse_bytes(capacity)]
     return [Drive(f"{ssd.name}:{size.capacity / TB:g}TB", size)] * (int(count) if star else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """How drives reach the processor."""
+
+    direct: int
+    """So many by lanes of their own."""
+    link: float
+    """Bytes/s each way that the others share."""
+
+
+def behind_chipset(
+    reads: Sequence[float], writes: Sequence[float], lanes: Lanes | None
+) -> tuple[list[float], list[float]]:
+    """Bytes/s that each drive reads, and writes, where `lanes.direct` of them have lanes of their own: those that take
+    most of a store's stripes. The others share the link each way, in proportion to the stripes that they take.
+    None: each has lanes of its own."""
+    if lanes is None:
+        return list(reads), list(writes)
+    stripes = [1 / (1 / read + 1 / write) for read, write in zip(reads, writes, strict=True)]
+    behind = sorted(range(len(stripes)), key=lambda number: -stripes[number])[lanes.direct :]
+    found = []
+    for rates in (reads, writes):
+        parts = _parts(lanes.link, {number: rates[number] for number in behind}, stripes)
+        found.append([parts.get(number, rate) for number, rate in enumerate(rates)])
+    return found[0], found[1]
+
+
+def _parts(link: float, most: Mapping[int, float], weights: Sequence[float]) -> dict[int, float]:
+    """What each drive gets of a link: by its weight, and no more than it moves, which leaves more to the others."""
+    left, found, wanting = link, dict[int, float](), dict(most)
+    while wanting:
+        each = left / sum(weights[number] for number in wanting)
+        full = [number for number, rate in wanting.items() if rate <= each * weights[number]]
+        if not full:
+            return found | {number: each * weights[number] for number in wanting}
+        for number in full:
+            found[number] = wanting.pop(number)
+            left -= found[number]
+    return found
+
+
+WORTH_TELLING = 1.05
+"""How much faster fewer drives must be than all of them to be told of."""
+
+
+def held_up(reads: Sequence[float], writes: Sequence[float], lanes: Lanes | None) -> str:
+    """That some of the drives would be faster alone, by their own bytes/s; empty where all together are the fastest.
+    Each has a share of a store's stripes, however slow it is."""
+    order = sorted(range(len(reads)), key=lambda number: -1 / (1 / reads[number] + 1 / writes[number]))
+    paces = []
+    for count in range(1, len(order) + 1):
+        own = [reads[number] for number in order[:count]], [writes[number] for number in order[:count]]
+        paces.append(_pace(*behind_chipset(*own, lanes)))
+    fewer = max(range(len(paces)), key=lambda number: paces[number])
+    if paces[fewer] < WORTH_TELLING * paces[-1]:
+        return ""
+    return (
+        f"drives: {len(paces)} read and write {paces[-1] / 1e9:.3g} GB/s each at once, and the fastest {fewer + 1} of "
+        f"them alone {paces[fewer] / 1e9:.3g}: a store has at least one stripe in {CYCLE} on each drive"
+    )
+
+
+def _pace(reads: Sequence[float], writes: Sequence[float]) -> float:
+    """Bytes/s that all read, and as many that they write, alternately, each its share of the stripes."""
+    even = [1 / (1 / read + 1 / write) for read, write in zip(reads, writes, strict=True)]
+    stripes = deal(even)
+    return min(each * len(stripes) / stripes.count(number) for number, each in enumerate(even))

@@ -51,7 +51,7 @@ from . import (
 )
 from .costs import USUAL_SIZES, Compute, Costs, matrix_seconds, usual_sizes
 from .figure import GIVEN
-from .parts import NO_GPU, Drive, drives_of, link_of, memory_of, processor
+from .parts import NO_GPU, Drive, Lanes, behind_chipset, drives_of, held_up, link_of, memory_of, processor
 from .ranks import ONE_RANK, Ranks, network, network_figures, networks_of
 from .shapes import fingerprint, laid_out, remarks_of
 
@@ -332,7 +332,7 @@ def _machine(what_if: WhatIf, drives: Sequence[Drive], figures: Mapping[str, Fig
                 endurance_bytes=round(what_if.figures.get("ssd.endurance", drive.size.endurance.value) / each),
             )
             for number, (drive, read, write) in enumerate(
-                zip(drives, *(_of_each_drive(what_if, drives, figures)), strict=True)
+                zip(drives, *behind_chipset(*_own_rates(what_if, drives), _lanes(figures)), strict=True)
             )
         ),
         network=network(figures, what_if.several, passing),
@@ -340,21 +340,19 @@ def _machine(what_if: WhatIf, drives: Sequence[Drive], figures: Mapping[str, Fig
     )
 
 
-def _of_each_drive(
-    what_if: WhatIf, drives: Sequence[Drive], figures: Mapping[str, Figure]
-) -> tuple[list[float], list[float]]:
-    """Bytes/s that each drive reads, and writes. The fastest have lanes of their own; the others share the chipset's
-    link each way."""
-    reads = [what_if.figures.get("ssd.read", drive.size.read.value) for drive in drives]
-    writes = [what_if.figures.get("ssd.write", drive.size.sustained_write.value) for drive in drives]
-    if "cpu.chipset" in figures:
-        direct = round(figures["cpu.drives"].value)
-        behind = sorted(range(len(drives)), key=lambda number: -reads[number])[direct:]
-        for rates in (reads, writes):
-            part = min(1.0, figures["cpu.chipset"].value / sum(rates[number] for number in behind))
-            for number in behind:
-                rates[number] *= part
-    return reads, writes
+def _own_rates(what_if: WhatIf, drives: Sequence[Drive]) -> tuple[list[float], list[float]]:
+    """Bytes/s that each drive reads, and writes, where it has lanes of its own."""
+    return (
+        [what_if.figures.get("ssd.read", drive.size.read.value) for drive in drives],
+        [what_if.figures.get("ssd.write", drive.size.sustained_write.value) for drive in drives],
+    )
+
+
+def _lanes(figures: Mapping[str, Figure]) -> Lanes | None:
+    """None where each drive has its own."""
+    if "cpu.chipset" not in figures:
+        return None
+    return Lanes(round(figures["cpu.drives"].value), figures["cpu.chipset"].value)
 
 
 DRAWN_BYTES = 8.0
@@ -483,6 +481,8 @@ def _notes(what_if: WhatIf, shape: Shape, drives: Sequence[Drive], figures: dict
     lines.append(f"model {shape.name}: {shape.source}")
     lines += [f"model {shape.name}: {remark}" for remark in remarks_of(shape, what_if.sequence_length)]
     lines += [_line(name, figure) for name, figure in (figures | _of_drives(what_if, drives)).items()]
+    if told := held_up(*_own_rates(what_if, drives), _lanes(figures)):
+        lines.append(told)
     if what_if.rows == "whole":
         lines.append("every row is one sequence without padding, so most models need no mask; --rows any counts masks")
     lines.append(

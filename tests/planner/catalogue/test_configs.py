@@ -1,6 +1,7 @@
 """Shapes of configurations: the tensors of transformers' own model of each family, and what is refused of a file."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +11,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
+from transformers.activations import ACT2CLS
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ssdplan import cli
 from ssdplan.executor.model.model import open_model
 from ssdplan.planner.catalogue.configs import MOST_BYTES, is_path, shape_of_path
 from ssdplan.planner.catalogue.costs import Compute
-from ssdplan.planner.catalogue.families import FAMILIES
+from ssdplan.planner.catalogue.families import ACTIVATIONS, FAMILIES, LEARNED_ACTIVATIONS, ONE_KERNEL, ROTARY
 from ssdplan.planner.catalogue.shapes import Shape, remarks_of
 from ssdplan.planner.catalogue.whatif import estimate_model
 from ssdplan.plans.documents.plan import Plan
@@ -224,7 +227,8 @@ FALCON = QWEN | {"model_type": "falcon", "new_decoder_architecture": True, "num_
     [
         ({"model_type": "mamba"}, "model_type 'mamba' has no formula here .*ssdplan profile DIR"),
         ({"model_type": None}, "has no model_type"),
-        ({"model_type": ["qwen3"]}, "has no model_type"),
+        ({"model_type": ["qwen3"]}, r"has no model_type in words \(it is list\)"),
+        ({"model_type": 5}, r"has no model_type in words \(it is 5\)"),
         ({"hidden_size": None}, "qwen3: has no hidden_size or n_embd"),
         ({"hidden_size": "64"}, 'hidden_size is "64", no whole number from 1 to 262,144'),
         ({"hidden_size": True}, "hidden_size is true"),
@@ -234,14 +238,46 @@ FALCON = QWEN | {"model_type": "falcon", "new_decoder_architecture": True, "num_
         ({"hidden_size": 10**400}, "hidden_size is 1000.*[.][.][.], no whole number"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, no whole number from 1 to 4,096"),
         ({"n_layer": 3}, "num_hidden_layers and n_layer contradict each other"),
-        ({"num_key_value_heads": 3}, "4 heads cannot share 3 heads of keys evenly"),
+        (
+            {"num_key_value_heads": 3},
+            r"4 heads cannot share 3 heads of keys evenly \(num_attention_heads and num_key_value_heads, or",
+        ),
+        *(
+            ({"hidden_act": name}, "hidden_act is .*, which transformers does not know")
+            for name in ("foo", "SILU", "", 5, None, True, ["silu"], {"silu": 1})
+        ),
+        *(({"hidden_act": name}, "hidden_act is .*, which has parameters of its own") for name in ("prelu", "xielu")),
+        (
+            {"model_type": "gpt2", "n_positions": 64, "activation_function": "foo"},
+            'activation_function is "foo", which transformers does not know',
+        ),
+        ({"model_type": "gemma2", "hidden_activation": "foo"}, 'hidden_activation is "foo", which transformers'),
+        (
+            {"model_type": "llava", "text_config": QWEN | {"hidden_act": "foo"}},
+            'hidden_act is "foo", which transformers does not know',
+        ),
+        *(({key: 5}, f"{key} is 5, no object with fields") for key in ("rope_parameters", "rope_scaling")),
+        ({"rope_scaling": {"type": "zork"}}, 'rope_type of rope_scaling is "zork", which transformers does not know'),
+        ({"rope_parameters": {"rope_type": 5}}, "rope_type of rope_parameters is 5, which"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "zork"}}}, 'rope_type of rope_parameters is "zork"'),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder is true"),
+        ({"architectures": "Qwen3ForCausalLM"}, 'architectures is "Qwen3ForCausalLM", no list of names'),
+        ({"architectures": [5]}, "architectures is list, no list of names"),
+        (
+            {"architectures": ["Qwen3ForSequenceClassification"]},
+            'architectures names "Qwen3ForSequenceClassification", and tensors are known only for Qwen3ForCausalLM',
+        ),
+        ({"model_type": "mpt", "expansion_ratio": 8}, "expansion_ratio is 8, and tensors are known only for 4"),
         ({"head_dim": None, "hidden_size": 66}, "66 is no multiple of num_attention_heads 4"),
         ({"attention_bias": "yes"}, 'attention_bias is "yes", neither true nor false'),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, neither"),
         ({"model_type": "x\x1b[31m" + "y" * 100}, r"model_type 'x\\x1b"),
         (MIXTURE | {"mlp_only_layers": [0]}, "mlp_only_layers is list: its blocks differ"),
         (MIXTURE | {"decoder_sparse_step": 2}, "decoder_sparse_step is 2: its blocks differ"),
-        (MIXTURE | {"num_experts_per_tok": 9}, "a token goes through 9 of 8 experts"),
+        (
+            MIXTURE | {"num_experts_per_tok": 9},
+            r"a token goes through 9 of 8 experts \(num_experts_per_tok, num_experts\)",
+        ),
         (
             {"model_type": "opt", "max_position_embeddings": 64, "do_layer_norm_before": False},
             "do_layer_norm_before is",
@@ -287,6 +323,59 @@ def test_what_is_not_understood_is_refused_with_the_way_out(fields: dict[str, An
         shape_of_path(file)
     assert "\x1b" not in str(refused.value) and len(str(refused.value)) < 1500
     assert "ssdplan profile DIR" in str(refused.value)
+
+
+def test_the_names_of_functions_are_those_of_transformers() -> None:
+    assert set(ACT2CLS) == ACTIVATIONS | LEARNED_ACTIVATIONS
+    assert not ACTIVATIONS & LEARNED_ACTIVATIONS and ONE_KERNEL <= ACTIVATIONS
+    assert {*ROPE_INIT_FUNCTIONS, "default", "mrope", "su"} == ROTARY
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_an_unknown_function_is_refused_where_transformers_refuses_it(kind: str, tmp_path: Path) -> None:
+    """By the field that the class of each family reads, and by no other."""
+    fields = ("hidden_act", "hidden_activation", "activation_function", "activation")
+    config, taken = configuration(kind, {}), set()
+    for field in fields:
+        config.save_pretrained(tmp_path)
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {field: "foo"}))
+        try:
+            meta(CONFIG_MAPPING[kind].from_pretrained(tmp_path))
+        except KeyError:
+            taken.add(field)
+            with pytest.raises(UsageError, match=f'{field} is "foo"'):
+                shape_of_path(tmp_path)
+        else:
+            shape_of_path(tmp_path)
+    assert taken == ({FAMILIES[kind].activation} if FAMILIES[kind].activation else set())
+
+
+@pytest.mark.parametrize("fields", [{}, {"architectures": []}, {"architectures": ["QWEN3ForCausalLM"]}])
+def test_what_no_other_model_says_is_taken(fields: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    usual = {"is_encoder_decoder": False, "rope_scaling": {"type": "yarn", "factor": 4.0}, "hidden_act": "silu"}
+    file.write_text(json.dumps(QWEN | usual | fields))
+    assert len(remarks_of(shape_of_path(file), 1024)) == 1, "norms of queries and keys"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "remarked"),
+    [
+        ("qwen3", {"hidden_act": "gelu_new"}, "hidden_act is gelu_new, and what its MLP keeps is counted as with SiLU"),
+        ("qwen3", {"hidden_act": "gelu"}, ""),
+        ("gpt2", {"activation_function": "relu"}, "is relu, .* counted as with GELU by its formula"),
+        ("gpt2", {"activation_function": "gelu_new"}, ""),
+        ("opt", {"activation_function": "gelu"}, "is gelu, .* counted as with ReLU"),
+    ],
+)
+def test_another_function_than_the_formulas_count_is_remarked(
+    kind: str, said: dict[str, Any], remarked: str, tmp_path: Path
+) -> None:
+    configuration(kind, said).save_pretrained(tmp_path)
+    found = [remark for remark in shape_of_path(tmp_path).remarks if "counted as with" in remark]
+    assert len(found) == bool(remarked)
+    assert all(re.search(remarked, remark) for remark in found)
 
 
 @pytest.mark.parametrize(
@@ -348,7 +437,7 @@ def test_a_mixture_streams_all_experts_and_computes_with_the_active_ones(tmp_pat
 
 def test_what_the_formulas_leave_out_is_remarked(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
-    file.write_text(json.dumps(QWEN | {"sliding_window": 4096, "quantization_config": {"quant_method": "mxfp4"}}))
+    file.write_text(json.dumps(QWEN | {"sliding_window": 4096, "quantization_config": "mxfp4"}))
     window, quantised, norms = remarks_of(shape_of_path(file), 1024)
     assert "see 4,096 tokens back" in window and "quantised" in quantised and "norms" in norms
     file.write_text(json.dumps(QWEN | {"sliding_window": 4096, "use_sliding_window": False}))

@@ -7,8 +7,10 @@ import pytest
 
 from ssdplan.planner.catalogue import CPUS, GPUS, find
 from ssdplan.planner.catalogue.gpus import Gpu
+from ssdplan.planner.catalogue.parts import Lanes, behind_chipset
 from ssdplan.planner.catalogue.ranks import Ranks
 from ssdplan.planner.catalogue.whatif import WhatIf, estimate
+from ssdplan.planner.predict.drive import combined_frontier
 from ssdplan.planner.request import SolveRequest, budget_of
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import UsageError
@@ -75,6 +77,92 @@ def test_a_capacity_may_follow_a_drive_s_name(ssd: str) -> None:
     assert profile(ssds=[ssd]) == profile(ssds=["samsung-990-pro:4TB"])
     with pytest.raises(UsageError, match="samsung-990-pro comes with"):
         profile(ssds=["Samsung 990 Pro 3TB"])
+
+
+@pytest.mark.parametrize("ssd", ["990 pro * 2", "990 pro:2TB *2", "Samsung 990 Pro 2TB* 2"])
+def test_a_star_may_have_spaces_around_it(ssd: str) -> None:
+    assert profile(ssds=[ssd]) == profile(ssds=["samsung-990-pro*2"])
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("AMD Ryzen 9 7950X 16-Core Processor", "ryzen-9-7950x"),
+        ("AMD EPYC 7763 64-Core Processor", "epyc-7763"),
+        ("AMD Ryzen 9 7950X 16-core", "ryzen-9-7950x"),
+    ],
+)
+def test_a_processor_has_the_name_that_linux_has_for_it(name: str, own: str) -> None:
+    assert find("processor", name, CPUS).name == own
+
+
+MIXED = ["samsung-9100-pro", "micron-9550-pro", "samsung-990-pro", "intel-p4510", "kioxia-cm7-r", "samsung-9100-pro"]
+
+
+@pytest.mark.parametrize("count", range(1, 7))
+@pytest.mark.parametrize("direct", [1, 2, 4])
+def test_no_drive_and_no_link_moves_more_than_it_can(count: int, direct: int) -> None:
+    """And of drives that differ, a link is full where what they ask for is more."""
+    free = profile(cpu="epyc-9654", ssds=MIXED[:count]).machine.volumes
+    most = [[volume.frontier[0].read for volume in free], [volume.frontier[1].write for volume in free]]
+    for rates, own in zip(behind_chipset(most[0], most[1], Lanes(direct, 7.4e9)), most, strict=True):
+        assert all(rate <= limit for rate, limit in zip(rates, own, strict=True))
+        behind = _behind(most, direct)
+        asked = sum(own[number] for number in behind)
+        assert sum(rates[number] for number in behind) == pytest.approx(min(asked, 7.4e9))
+        assert all(rates[number] == own[number] for number in range(count) if number not in behind)
+
+
+def _behind(most: list[list[float]], direct: int) -> list[int]:
+    """Those that move least of an even mix of reads and writes."""
+    even = [1 / (1 / read + 1 / write) for read, write in zip(*most, strict=True)]
+    return sorted(range(len(even)), key=lambda number: -even[number])[direct:]
+
+
+def test_the_drives_that_take_most_stripes_have_lanes_of_their_own() -> None:
+    """A 9100 PRO reads faster than a 9550 PRO, and writes 1.5 GB/s for 10: behind the chipset it loses little."""
+    machine = profile(ssds=["samsung-9100-pro*2", "micron-9550-pro"]).machine
+    assert [volume.frontier[0].read for volume in machine.volumes] == [14.7e9, pytest.approx(7.4e9), 14e9]
+    assert [volume.frontier[1].write for volume in machine.volumes] == [1.5e9, 1.5e9, 10e9]
+
+
+def test_drives_that_differ_share_the_link_by_their_stripes() -> None:
+    """So their reads and writes fill it both ways; by what each reads alone they were held up at 3.9 GB/s."""
+    machine = profile(ssds=["samsung-9100-pro", "micron-9550-pro"], figures={"cpu.drives": 1}).machine
+    reads, writes = behind_chipset([14.7e9, 14e9], [1.5e9, 10e9], Lanes(0, 7.4e9))
+    assert sum(reads) == pytest.approx(7.4e9) and sum(writes) == pytest.approx(7.4e9)
+    volumes = [
+        volume.model_copy(
+            update={
+                "frontier": tuple(
+                    point.model_copy(update={"read": read if point.read else 0.0, "write": write if point.write else 0})
+                    for point in volume.frontier
+                )
+            }
+        )
+        for volume, read, write in zip(machine.volumes, reads, writes, strict=True)
+    ]
+    ends = combined_frontier(volumes)
+    assert ends[0][0] > 0.95 * 7.4e9 and ends[-1][1] > 0.95 * 7.4e9
+
+
+@pytest.mark.parametrize(
+    ("ssds", "told"),
+    [
+        (
+            ["micron-9550-pro*8"],
+            "8 read and write 9.87 GB/s each at once, and the fastest 3 of them alone 15.2: a store",
+        ),
+        (["micron-9550-pro", "intel-p4510:2TB"], ""),
+        (["micron-9550-pro*4"], ""),
+        (["990 pro"], ""),
+    ],
+)
+def test_that_drives_are_slower_together_is_told(ssds: list[str], told: str) -> None:
+    """A store has at least a stripe in 16 on each."""
+    found = [note for note in profile(ssds=ssds).notes if note.startswith("drives: ")]
+    assert len(found) == bool(told)
+    assert all(told in note for note in found)
 
 
 def test_a_gpu_without_bf16_wants_another_precision() -> None:

@@ -2,10 +2,16 @@
 
 from itertools import pairwise
 
+import pytest
+from click.testing import CliRunner
+
+from ssdplan import cli
+from ssdplan.commands.parsing.types import MOST_COUNT, count
 from ssdplan.planner.catalogue.costs import MOST_ROWS, ON_DEVICE, QUICKER, USUAL_SIZES
 from ssdplan.planner.catalogue.whatif import WhatIf, costs_of, estimate
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve
+from ssdplan.plans.errors import UsageError
 
 GIB = 1 << 30
 
@@ -100,3 +106,18 @@ def test_more_compute_is_not_slower_beside_a_large_embedding() -> None:
         request = SolveRequest(host_memory_bytes=16 * GIB, micro_batches=4)
         made.append(solve(estimate(source), request, told="step").prediction.tokens_per_second)
     assert made[1] > 0.99 * made[0] > 0.99 * 2600
+
+
+@pytest.mark.parametrize("text", [str(MOST_COUNT + 1), "1000000000000", "9" * 5000], ids=("next", "trillion", "long"))
+def test_a_count_that_is_too_large_is_said_to_be(text: str) -> None:
+    answer = CliRunner().invoke(cli.make_command_line(), ["solve", "--micro-batches", text])
+    assert answer.exit_code == UsageError.exit_code
+    assert "is more than 2,147,483,647, the most that can be counted here" in answer.stderr
+    assert len(answer.stderr) < 300
+
+
+@pytest.mark.parametrize("text", ["0", "000", "-1", "1.5", "", "\uff12", "1e3"])
+def test_a_count_is_at_least_one(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a whole number of at least 1"):
+        count(text)
+    assert count("0012") == 12 and count(str(MOST_COUNT)) == MOST_COUNT
