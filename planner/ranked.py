@@ -26,7 +26,7 @@ WORTH = 5e-3
 beside that for all of it, and by another pace on a shortened model."""
 LOST = 0.5
 """Of the least seconds that a step lost beside its bound, for a pipeline that fills and drains: others of its
-micro-batch size are taken to lose as many."""
+micro-batch size are taken to lose as many, and fewer micro-batches as many for each."""
 PARTS = (1, 2, 4, 8)
 """Of a batch that recomputes everything, which may have room to save activations: all, a half, a quarter and an eighth
 of it."""
@@ -93,7 +93,9 @@ def at_most(entry: Scanned, others: Iterable[tuple[Scanned, float]], tokens: Cal
     """Tokens/s that a candidate may reach: by its bound, and a part of the least seconds that `others` of its size,
     which reached as many as that, lost beside theirs. `tokens`: of a candidate's step."""
     lost = [
-        tokens(other.candidate) * (1 / reached - 1 / other.tokens_per_second)
+        tokens(other.candidate)
+        * (1 / reached - 1 / other.tokens_per_second)
+        * min(entry.candidate.micro_batches / other.candidate.micro_batches, 1.0)
         for other, reached in others
         if other.candidate.micro_batch_size == entry.candidate.micro_batch_size
     ]
