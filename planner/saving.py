@@ -50,10 +50,8 @@ class Saving:
         found = slow._saved(plain, own, scan) if rungs_by("all", self.model, own.micro_batch_size) else [plain]
         best, lightest = plain, inf
         for each in sorted(found, key=lambda each: self.trials.weight(each, plain)):
-            candidate, program = each.solved.fitted.candidate, each.solved.program
-            hidden = (each.timeline.seconds - program.seconds) / self.pacing.tokens(candidate)  # no pace hides more
-            if self.trials.weight(each, plain) - hidden < lightest:
-                paced = self.pacing.hastened(each, candidate, (each.solved.branch,))
+            if self.trials.promised(each, plain) < lightest:
+                paced = self.pacing.hastened(each, each.solved.fitted.candidate, (each.solved.branch,))
                 if (weight := self.trials.weight(paced, plain)) < lightest:
                     best, lightest = paced, weight
         return best

@@ -79,17 +79,19 @@ class Trials:
         self, best: Simulated, candidate: Candidate, branches: Sequence[Branch], plain: Simulated | None
     ) -> Simulated:
         """The best of what the program found, of recomputing everything (`plain`, where that is known), and of PyAO's
-        rule: by the simulator's seconds and what each writes, as the program weighs it."""
+        rule: by the simulator's seconds and what each writes, as the program weighs it. At one pace by what another may
+        make of it, for whoever tries others later."""
+        weight = self.weight if self.paces else self.promised
         everything = best
         if best.solved.fitted.decision.saved or self.keeps_everything(best):
             plain = plain or self._recomputing("all", candidate, branches, paced_below=best.timeline.seconds)
             everything = plain or best
-        best = min(best, everything, key=lambda each: self.weight(each, everything))
+        best = min(best, everything, key=lambda each: weight(each, everything))
         if rungs_by("paper", self.model, candidate.micro_batch_size) is None:
             return best
-        most = self.weight(best, everything) * self.pacing.tokens(candidate)
+        most = weight(best, everything) * self.pacing.tokens(candidate)
         by_rule = self._recomputing("paper", candidate, branches, most=most, paced_below=most)
-        return min((best, *([by_rule] if by_rule else [])), key=lambda each: self.weight(each, everything))
+        return min((best, *([by_rule] if by_rule else [])), key=lambda each: weight(each, everything))
 
     def keeps_everything(self, simulated: Simulated) -> bool:
         """Whether it is a plan that keeps all on the device, of which the program's bounds say nothing."""
@@ -131,3 +133,8 @@ class Trials:
         more, price = max(written - base, 0.0), self.fitter.fixed.wear_price
         wear = more / base if base else inf
         return simulated.timeline.seconds / tokens + (price * seconds * wear if price and more else 0.0)
+
+    def promised(self, simulated: Simulated, plain: Simulated) -> float:
+        """The same with the program's seconds, which no pace beats."""
+        hidden = simulated.timeline.seconds - simulated.solved.program.seconds
+        return self.weight(simulated, plain) - hidden / self.pacing.tokens(simulated.solved.fitted.candidate)
