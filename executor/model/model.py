@@ -355,7 +355,10 @@ def _classes_of(config: PretrainedConfig) -> list[Any]:
 def _build(path: Path, config: PretrainedConfig, dtype: torch.dtype) -> tuple[PreTrainedModel, tuple[Zeroed, ...]]:
     """The Hugging Face model with parameters on meta, buffers real, weights tied; and what is zero of its parameters
     whatever is stored."""
-    saved_as = config.architectures[0] if config.architectures else None
+    names: Any = config.architectures or [None]
+    if not isinstance(names, list) or not isinstance(names[0], str | None):
+        raise MismatchError(f"{path / 'config.json'}: architectures is {str(names):.40}, no list of names")
+    saved_as = names[0]
     known = {each.__name__: each for each in _classes_of(config)}
     if saved_as is not None and saved_as not in known:
         raise MismatchError(f"{path}: holds a {saved_as}, not a causal language model ({' or '.join(known)})")

@@ -203,6 +203,13 @@ def test_opening_takes_no_memory_for_weights(tmp_path: Path) -> None:
         Weights(model)
 
 
+@pytest.mark.parametrize("names", [5, "LlamaForCausalLM", [5], {"a": 1}])
+def test_architectures_that_are_no_list_of_names_are_refused(names: object, tmp_path: Path) -> None:
+    edit_config(make_model("llama", tmp_path, layers=1), architectures=names)
+    with pytest.raises(MismatchError, match=r"config\.json: .*architectures"):
+        open_model(tmp_path, torch.float32)
+
+
 # Fingerprints
 
 
