@@ -357,7 +357,7 @@ def _build(path: Path, config: PretrainedConfig, dtype: torch.dtype) -> tuple[Pr
     whatever is stored."""
     names: Any = config.architectures or [None]
     if not isinstance(names, list) or not isinstance(names[0], str | None):
-        raise MismatchError(f"{path / 'config.json'}: architectures is {str(names):.40}, no list of names")
+        raise MismatchError(f"{path / 'config.json'}: architectures is {names!s:.40}, no list of names")
     saved_as = names[0]
     known = {each.__name__: each for each in _classes_of(config)}
     if saved_as is not None and saved_as not in known:
