@@ -86,10 +86,13 @@ class Saving:
         shortened models must agree. None where there is none."""
         before = [each.tokens_per_second for each in self.trials.rank(own)]
         least, ranked = max([plain.tokens_per_second, *before]), list[Ranked]()
+        lost = [(own, reached) for reached in before]
         for entry in self._further(own, known, waits=bool(before) and before[0] * WAITING < own.tokens_per_second):
             reached = max([least, *(each.tokens_per_second for each in ranked)])
-            more = self.trials.rank(entry) if ENOUGH * entry.tokens_per_second > reached else []
+            may = ENOUGH * at_most(entry, lost, self.pacing.tokens) > reached
+            more = self.trials.rank(entry) if may else []
             ranked += more
+            lost += [(entry, each.tokens_per_second) for each in more]
             if not more or ENOUGH * more[0].tokens_per_second <= reached:
                 break
         faster = [each for each in ranked if ENOUGH * each.tokens_per_second > least]
