@@ -71,7 +71,7 @@ class Saving:
         else:
             found = [plain, self.trials.weighed(plain, own, auto, plain)]
         ranked = self._with_more_room(own, plain, known, max(each.tokens_per_second for each in found))
-        for each in ranked[: FINALISTS - 1]:
+        for each in ranked:
             if each.tokens_per_second > max(every.tokens_per_second for every in found):
                 saving = self.trials.simulate(each.candidate, each.scanned.branches)
                 found += [saving] if saving else []
