@@ -20,6 +20,7 @@ One of the linear programs that decided a plan of ssdplan. Objective {number}: m
 alpha                          delay ratio: the fraction of each update that runs during the next step's forward
 x_FORM_PART_TIER_CLASS         storage ratio: the fraction of a class of states that is this part and lives on this tier
 x_activation_checkpoints_host  the fraction of activation checkpoints that stays on host
+x_gradient_buffers             the fraction of the buffers for gradients of an embedding and a head that host needs
 t_PHASE_CLASS_NUMBER           time of one kind of stage, at least that of each of its resources
 best_NUMBER_OBJECTIVE          keeps what an objective before this one has reached
 
