@@ -21,6 +21,7 @@ class Named(Protocol):
 
 Thing = TypeVar("Thing", bound=Named)
 
+MOST_HINTS = 4
 MOST_LETTERS = 120
 """Of a name; what is longer is none."""
 ALIASES = {
@@ -90,6 +91,9 @@ SILENT = frozenset(
         "superchip",
         "threads",
         "cores",
+        "optane",
+        "with",
+        "heatsink",
     ]
 )
 """Words that say nothing more of a thing that the rest of its name names."""
@@ -113,10 +117,12 @@ def find(kind: str, name: str, things: Iterable[Thing]) -> Thing:
 
 
 def nearest(problem: str, name: str, known: Iterable[str]) -> str:
-    """`problem`, the known name nearest to `name` and all that there are, in one line."""
-    names = sorted(known)
-    near = get_close_matches(name.lower(), names, 1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    """`problem`, the known names that begin as `name` does or the one nearest to it, and all that there are, in one
+    line."""
+    names, text = sorted(known), "".join(_parts(name))
+    begun = [each for each in names if text and "".join(_parts(each)).startswith(text)]
+    near = begun[:MOST_HINTS] or get_close_matches(name.lower(), names, 1, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return f"{problem}{hint} (known: {', '.join(names)})"
 
 

@@ -15,7 +15,7 @@ from ssdplan.plans.units import format_bytes, parse_bytes
 
 from .cpus import CPUS, Cpu
 from .figure import Figure
-from .gpus import GPUS, RESERVE, Gpu
+from .gpus import GIB, GPUS, RESERVE, Gpu
 from .links import LINKS, Link
 from .names import find
 from .ranks import Ranks
@@ -30,11 +30,25 @@ def processor(gpu: str, cpu: str | None) -> Cpu:
     """The one that is named, else the GPU's own, else what stands beside a GPU or alone. Raises UsageError."""
     if gpu.lower() == NO_GPU:
         return find("processor", cpu or LAPTOP_CPU, CPUS)
-    found = find(f"GPU (or {NO_GPU})", gpu, GPUS)
+    found = gpu_of(gpu)
     named = find("processor", cpu or found.cpu or WORKSTATION_CPU, CPUS)
     if found.unified and named.name != found.cpu:
         raise UsageError(f"--cpu {cpu}: {found.name} is of one chip with {found.cpu}; leave it out")
     return named
+
+
+def gpu_of(name: str) -> Gpu:
+    """The GPU of a name, behind which its memory may stand as shops write it, `RTX 4090 24GB`. Raises UsageError."""
+    match = WITH_MEMORY.match(name)
+    if match is None:
+        return find(f"GPU (or {NO_GPU})", name, GPUS)
+    try:
+        return find("GPU", name, GPUS)
+    except UsageError:
+        found = find(f"GPU (or {NO_GPU})", match[1], GPUS)
+    if float(match[2]) != round(found.memory.value / GIB):
+        raise UsageError(f"--gpu {name}: {found.name} has {format_bytes(int(found.memory.value))}")
+    return found
 
 
 def link_of(gpu: Gpu, link: str | None) -> Link:
@@ -71,12 +85,17 @@ class Drive:
     size: Size
 
 
+WITH_MEMORY = re.compile(r"^(.*\S)\s+(\d{1,4})\s?Gi?B\s*$", re.IGNORECASE)
+COUNTED = re.compile(r"^\s*(\d{1,2})\s*x\s+(.*\S)\s*$", re.IGNORECASE)
+"""A number of drives before their name, `2x 990 pro`."""
 WITH_CAPACITY = re.compile(r"^(.*\S)\s+(\d+(?:\.\d+)?\s?[TG]B)\s*$", re.IGNORECASE)
 """A name and a capacity as shops write them, `Samsung 990 Pro 2TB`."""
 
 
 def drives_of(text: str) -> list[Drive]:
-    """`NAME[:SIZE][*COUNT]`, or `NAME SIZE`, -> that many drives. Raises UsageError."""
+    """`NAME[:SIZE][*COUNT]`, or `NAME SIZE`, or `COUNTx NAME`, -> that many drives. Raises UsageError."""
+    if "*" not in text:
+        text = COUNTED.sub(r"\2*\1", text)
     named, star, count = (part.strip() for part in text.partition("*"))
     if star and not (count.isdecimal() and len(count) < 3 and 0 < int(count) <= CYCLE):
         raise UsageError(f"--ssd {text}: after * comes a number of drives, 1 to {CYCLE}")

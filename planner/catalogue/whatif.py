@@ -36,7 +36,6 @@ from . import (
     COMPUTE_EFFICIENCY,
     DRIVE_A_CORE,
     FRAGMENTATION,
-    GPUS,
     IN_DRAM,
     LAUNCH,
     MEMORY_EFFICIENCY,
@@ -51,7 +50,7 @@ from . import (
 )
 from .costs import USUAL_SIZES, Compute, Costs, matrix_seconds, usual_sizes
 from .figure import GIVEN
-from .parts import NO_GPU, Drive, Lanes, behind_chipset, drives_of, held_up, link_of, memory_of, processor
+from .parts import NO_GPU, Drive, Lanes, behind_chipset, drives_of, gpu_of, held_up, link_of, memory_of, processor
 from .ranks import ONE_RANK, Ranks, network, network_figures, networks_of
 from .shapes import fingerprint, laid_out, remarks_of
 
@@ -222,7 +221,7 @@ def _figures(what_if: WhatIf) -> dict[str, Figure]:
             raise UsageError(f"--link {what_if.link}: without a GPU there is no link; leave it out")
         figures["cpu.drive-bandwidth"], link = DRIVE_A_CORE, IN_DRAM
     else:
-        gpu = find(f"GPU (or {NO_GPU})", what_if.gpu, GPUS)
+        gpu = gpu_of(what_if.gpu)
         figures |= {
             "gpu.memory": memory_of(gpu, what_if.precision, what_if.host_memory_bytes, what_if.several),
             "gpu.reserve": RESERVE,
@@ -279,7 +278,7 @@ _OF_DRIVES = ("ssd.read", "ssd.write", "ssd.capacity", "ssd.endurance")
 def _machine(what_if: WhatIf, drives: Sequence[Drive], figures: Mapping[str, Figure]) -> Machine:
     emulated = what_if.gpu.lower() == NO_GPU
     cpu = processor(what_if.gpu, what_if.cpu).name
-    gpu = NO_GPU if emulated else find("GPU", what_if.gpu, GPUS).name
+    gpu = NO_GPU if emulated else gpu_of(what_if.gpu).name
     each = what_if.several.each
     cores = max(round(figures["cpu.cores"].value / each), 1)
     memory = (

@@ -158,6 +158,8 @@ def test_a_wrong_name_is_refused_with_the_nearest() -> None:
         find("GPU", "rtx-4091", GPUS)
     with pytest.raises(UsageError, match=r"no SSD 'zzz' in the catalogue \(known: "):
         find("SSD", "zzz", SSDS)
+    with pytest.raises(UsageError, match=r"did you mean llama-3.1-405b or llama-3.1-70b or llama-3.1-8b or llama-3.2"):
+        find("model", "llama 3", KINDS["model"])
 
 
 @pytest.mark.parametrize(
@@ -173,6 +175,8 @@ def test_a_wrong_name_is_refused_with_the_nearest() -> None:
         ("GPU", "a6000", "rtx-a6000"),
         ("SSD", "990-pro", "samsung-990-pro"),
         ("SSD", "WD_BLACK SN850X", "wd-sn850x"),
+        ("SSD", "Intel Optane P5800X", "intel-p5800x"),
+        ("SSD", "Samsung 990 Pro with heatsink", "samsung-990-pro"),
         ("processor", "AMD Ryzen 9 7950X", "ryzen-9-7950x"),
         ("processor", "Intel Xeon Platinum 8462Y+", "xeon-8462y"),
         ("link", "PCIe 4.0", "pcie-4.0-x16"),

@@ -7,7 +7,7 @@ import pytest
 
 from ssdplan.planner.catalogue import CPUS, GPUS, find
 from ssdplan.planner.catalogue.gpus import Gpu
-from ssdplan.planner.catalogue.parts import Lanes, behind_chipset
+from ssdplan.planner.catalogue.parts import Lanes, behind_chipset, gpu_of
 from ssdplan.planner.catalogue.ranks import Ranks
 from ssdplan.planner.catalogue.whatif import WhatIf, estimate
 from ssdplan.planner.predict.drive import combined_frontier
@@ -79,9 +79,23 @@ def test_a_capacity_may_follow_a_drive_s_name(ssd: str) -> None:
         profile(ssds=["Samsung 990 Pro 3TB"])
 
 
-@pytest.mark.parametrize("ssd", ["990 pro * 2", "990 pro:2TB *2", "Samsung 990 Pro 2TB* 2"])
-def test_a_star_may_have_spaces_around_it(ssd: str) -> None:
+@pytest.mark.parametrize(
+    "ssd", ["2x 990 pro", "2 x Samsung 990 PRO 2TB", "990 pro * 2", "990 pro:2TB *2", "Samsung 990 Pro 2TB* 2"]
+)
+def test_a_number_of_drives_is_taken_as_people_write_it(ssd: str) -> None:
     assert profile(ssds=[ssd]) == profile(ssds=["samsung-990-pro*2"])
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [("RTX 4090 24GB", "rtx-4090"), ("A100 40 GB", "a100-40gb"), ("GeForce RTX 3090 24 GiB", "rtx-3090")],
+)
+def test_a_card_s_memory_may_follow_its_name(name: str, own: str) -> None:
+    assert gpu_of(name).name == own
+    with pytest.raises(UsageError, match="--gpu RTX 4090 48GB: rtx-4090 has 24 GiB"):
+        gpu_of("RTX 4090 48GB")
+    with pytest.raises(UsageError, match=r"no GPU .*'RTX 4091'"):
+        gpu_of("RTX 4091 24GB")
 
 
 @pytest.mark.parametrize(
