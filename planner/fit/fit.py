@@ -29,7 +29,7 @@ from .kept import everything, keeps, large_to_update_there, may_keep_everything,
 from .lean import Lean, first_within, leanest_of
 from .pace import ROOM, Pace, paces, with_less_on_device
 from .transit import MEASURED, Pipelines, saved_in_transit
-from .whole import WholeStates
+from .whole import best_whole_states
 
 ROUNDS, HARDER = 5, 4.0
 """Attempts, and how many times as much as before is taken off the device's limit when it was too much again."""
@@ -59,7 +59,6 @@ class Fitter:
         self._in_dram = machine.device == "cpu" and not machine.emulation
         large = () if self._in_dram else large_to_update_there(model, machine, budget, fixed)
         self.pipelines = Pipelines(model, self.builder.short, self._spilled, large)
-        self._whole = WholeStates(model)
         self._leanest: dict[tuple[Candidate, Recompute], tuple[Lean, ...]] = {}
         self._programs: dict[Hashable, ProgramResult | None] = {}
         self._sketches: dict[tuple[int, Pace], Sketch] = {}
@@ -327,7 +326,7 @@ class Fitter:
         """`branch` with what the device keeps decided, as whole states."""
         if branch.fixed.kept is not None or not (self.fixed.unified_memory or branch.limits.device_bytes is not None):
             return branch
-        return self._whole.best((candidate, aim), branch, lambda branch: self._program(candidate, branch, aim))
+        return best_whole_states(self.model, branch, lambda branch: self._program(candidate, branch, aim))
 
     def sketch(self, candidate: Candidate, branches: Sequence[Branch]) -> Sketch | None:
         """About what `solve` would find, by the same attempts on the shortened model alone."""

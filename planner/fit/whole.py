@@ -6,7 +6,7 @@ is solved elsewhere.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
 from math import ceil, floor
 
@@ -20,45 +20,19 @@ from .kept import WHOLE, whole_states
 
 WORTH = 5e-3
 """Of a step: what the fractions gain at least over the best whole states, or nothing else is tried."""
-ALIKE = WORTH / 2
-"""The same of what stays beside what might be found."""
 TRIED = 4
 """Programs that are split in two at most."""
 
 Solve = Callable[[Branch], ProgramResult | None]
 
 
-class WholeStates:
-    """Decides what the device keeps, and remembers what it decided for other limits."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self._decided: dict[Hashable, tuple[Branch, float]] = {}
-        """What was decided last, and its seconds in proportion to the program's without that."""
-
-    def best(self, what: Hashable, branch: Branch, solve: Solve) -> Branch:
-        """`branch` with what the device keeps decided, as whole states: of those that were tried, the ones with which
-        the program's step is the shortest. The program without that decided is the bound: where it is no more than
-        `WORTH` faster nothing else is tried. What was decided last for `what` and the same choices stays where it is
-        about as near to the bound as it was then."""
-        bound = solve(branch)
-        if bound is None:
-            return _deciding(branch, {}, 0.0)
-        key = what, branch.fixed
-        if key in self._decided:
-            before, ratio = self._decided[key]
-            again = replace(before, limits=branch.limits)
-            program = solve(again)
-            if program is not None and program.seconds <= bound.seconds * ratio * (1 + ALIKE):
-                return again
-        best, program = _searched(self.model, branch, bound, solve)
-        if program is not None:
-            self._decided[key] = best, program.seconds / bound.seconds
-        return best
-
-
-def _searched(model: Model, branch: Branch, bound: ProgramResult, solve: Solve) -> tuple[Branch, ProgramResult | None]:
-    """The best whole states of those that are tried, and the program with them."""
+def best_whole_states(model: Model, branch: Branch, solve: Solve) -> Branch:
+    """`branch` with what the device keeps decided, as whole states: of those that were tried, the ones with which the
+    program's step is the shortest. The program without that decided is the bound: where it is no more than `WORTH`
+    faster nothing else is tried."""
+    bound = solve(branch)
+    if bound is None:
+        return _deciding(branch, {}, 0.0)
     best, program = _rounded(model, branch, bound, solve)
     nodes = [(bound, branch)]
     for _ in range(TRIED):
@@ -75,7 +49,7 @@ def _searched(model: Model, branch: Branch, bound: ProgramResult, solve: Solve) 
             other, again = _rounded(model, part, found, solve)
             if again is not None and (program is None or again.seconds < program.seconds):
                 best, program = other, again
-    return best, program
+    return best
 
 
 def _rounded(model: Model, branch: Branch, found: ProgramResult, solve: Solve) -> tuple[Branch, ProgramResult | None]:
