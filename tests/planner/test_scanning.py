@@ -1,6 +1,7 @@
 """Which candidates are bounded before anything is simulated, and that those which are left out would not be chosen."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -126,7 +127,7 @@ def test_a_plateau_is_looked_at_here_and_there() -> None:
     top = max(found.values())
     flat = [number for number, each in enumerate(mine) if found.get(each, 0.0) >= ENOUGH * top]
     assert flat[-1] - flat[0] > 2 * PLATEAU
-    assert all(after - before <= PLATEAU for before, after in zip(flat, flat[1:], strict=False))
+    assert all(after - before <= PLATEAU for before, after in pairwise(flat))
 
 
 def scanned(size: int, count: int, tokens_per_second: float) -> Scanned:
