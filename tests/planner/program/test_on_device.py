@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdplan.planner.program.choices import FixedChoices, KeptShares, Limits
-from ssdplan.planner.program.placement import _checkpoints, _values, footprint
+from ssdplan.planner.program.choices import FixedChoices, GradientBuffers, KeptShares, Limits
+from ssdplan.planner.program.placement import ProgramResult, _checkpoints, _values, footprint
 from ssdplan.planner.program.program import solve_program
 from ssdplan.planner.program.traffic import layer_groups, stages
 from ssdplan.planner.program.variables import CONSTANT, DELAY_RATIO, value
@@ -129,3 +129,40 @@ def test_whole_states_that_the_user_wants_updated_there() -> None:
     assert {name: place.optimizer_device for name, place in found.placement.items()} == {
         name: each.updated for name, each in shares.items()
     }
+
+
+BUFFERS = GradientBuffers((("embedding", 1.0), ("head", 0.25)), 8.0 * MIB, 2.0 * MIB)
+"""Of an embedding and a head a quarter as large."""
+
+
+@pytest.mark.parametrize("embedding", [0.0, 1.0])
+@pytest.mark.parametrize("head", [0.0, 1.0])
+def test_gradient_buffers_are_for_the_largest_that_host_updates(embedding: float, head: float) -> None:
+    kept = {"embedding": KeptShares(embedding, 0.0, embedding), "head": KeptShares(head, 0.0, head)}
+    found = solve_program(
+        made_model(blocks=4, vocab=4096), made_machine(device_update_rate=2e10), micro_batch_size=1, micro_batches=1,
+        limits=Limits(GIB, device_bytes=float(GIB), gradient_buffers=BUFFERS), fixed=FixedChoices(kept=kept),
+    )  # fmt: skip
+    assert found is not None
+    taken = found.limited_bytes - found.host_bytes
+    assert taken == pytest.approx(8 * MIB * max(1.0 - embedding, 0.25 * (1.0 - head)))
+
+
+def test_a_device_updates_what_host_has_no_buffer_for() -> None:
+    """As far as host has no room for the buffers of a large state, the program has the device update it; and a device
+    that has none either for the buffers of what host updates keeps less."""
+    model, machine = made_model(blocks=4, vocab=4096), made_machine(device_update_rate=1e3)
+
+    def solved(host: float, device: float) -> ProgramResult | None:
+        limits = Limits(host, device_bytes=device, gradient_buffers=BUFFERS)
+        return solve_program(model, machine, micro_batch_size=1, micro_batches=2, limits=limits)
+
+    shares = []
+    for host in (64 * MIB, 6 * MIB, 4 * MIB, 1 * MIB):
+        found = solved(host, float(GIB))
+        assert found is not None and found.limited_bytes <= host * (1 + 1e-6)
+        shares.append(found.placement["embedding"].optimizer_device)
+    assert shares == sorted(shares) and shares[0] < 0.01  # so slow are its updates that it makes none it need not
+    for host, share in zip((6, 4, 1), shares[1:], strict=True):
+        assert share >= 1.0 - host / 8 - 1e-6
+    assert solved(64 * MIB, 1.9 * MIB) is None and solved(64 * MIB, 2.1 * MIB) is not None
