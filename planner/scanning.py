@@ -34,8 +34,9 @@ class Scan:
     entries: list[Scanned] = field(default_factory=list)
     slow: list[Candidate] = field(default_factory=list)
     passed: list[Scanned] = field(default_factory=list)
-    """Not looked at, because fewer and more micro-batches of the same size tell enough: no slower than the slower of
-    these two, which stands for it."""
+    """Not looked at, because fewer and more micro-batches of the same size tell enough: the slower of these two stands
+    for it. It is no slower than that, unless the device may update states with fewer micro-batches and not with more
+    (`ROOMY` in `fit/fit.py`)."""
 
     @property
     def known(self) -> list[Scanned]:

@@ -85,7 +85,7 @@ class Fitter:
         for checkpoints in (0.0, None) if self.fixed.checkpoints is None else (self.fixed.checkpoints,):
             mixed, fixed = checkpoints != 0.0, replace(self.fixed, checkpoints=checkpoints)
             pipeline = self.pipelines.at(candidate, mixed=mixed)
-            if self.budget.host < ROOMY * pipeline.host:
+            if self.budget.host < ROOMY * (pipeline.host - pipeline.gradients.host):
                 fixed = replace(fixed, updates_there=False, checkpoints_device=inputs)
             limits = Limits(
                 host_bytes=(1 - SURE) * self.budget.host - pipeline.constant - (pipeline.device if unified else 0),
