@@ -96,6 +96,18 @@ def test_checkpoints_are_not_on_the_device_where_a_step_waits_less_without() -> 
     assert free.tokens_per_second > 0.98 * asked.tokens_per_second
 
 
+def test_one_micro_batch_more_does_not_end_what_the_device_updates() -> None:
+    """Sixteen made 1,705 tokens/s and fifteen 2,800: host was taken to have too little memory for more than the leanest
+    plan, by a pipeline with the gradient's buffer that a device which updates the embedding spares."""
+    source = WhatIf("gemma-3-4b", "rtx-5090", ["crucial-t705*2"], 8 * GIB, sequence_length=2048, micro_batch_sizes=(1,))
+    profile = estimate(source)
+    fifteen, sixteen = (
+        solve(profile, SolveRequest(host_memory_bytes=8 * GIB, micro_batches=count), told="step").prediction
+        for count in (15, 16)
+    )
+    assert sixteen.tokens_per_second > 0.99 * fifteen.tokens_per_second
+
+
 def test_more_compute_is_not_slower_beside_a_large_embedding() -> None:
     """The program does not see that a device which updates it spares host the buffer of its gradient, 2.5 GiB here:
     twice the FLOP made 2,119 tokens/s, and the card as it is 2,418."""
