@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ssdplan.plans.documents.state_layout import Precision
-from ssdplan.plans.documents.stripe_shares import CYCLE, deal
+from ssdplan.plans.documents.stripe_shares import CYCLE, alternately, deal
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import format_bytes, parse_bytes
 
@@ -46,7 +46,7 @@ def gpu_of(name: str) -> Gpu:
         return find("GPU", name, GPUS)
     except UsageError:
         found = find(f"GPU (or {NO_GPU})", match[1], GPUS)
-    if float(match[2]) != round(found.memory.value / GIB):
+    if int(match[2]) != round(found.memory.value / GIB):
         raise UsageError(f"--gpu {name}: {found.name} has {format_bytes(int(found.memory.value))}")
     return found
 
@@ -86,7 +86,8 @@ class Drive:
 
 
 WITH_MEMORY = re.compile(r"^(.*\S)\s+(\d{1,4})\s?Gi?B\s*$", re.IGNORECASE)
-COUNTED = re.compile(r"^\s*(\d{1,2})\s*x\s+(.*\S)\s*$", re.IGNORECASE)
+"""A card's name and its memory, `RTX 4090 24GB`."""
+NUMBER_FIRST = re.compile(r"^\s*(\d{1,2})\s*x\s+(.*\S)\s*$", re.IGNORECASE)
 """A number of drives before their name, `2x 990 pro`."""
 WITH_CAPACITY = re.compile(r"^(.*\S)\s+(\d+(?:\.\d+)?\s?[TG]B)\s*$", re.IGNORECASE)
 """A name and a capacity as shops write them, `Samsung 990 Pro 2TB`."""
@@ -95,7 +96,7 @@ WITH_CAPACITY = re.compile(r"^(.*\S)\s+(\d+(?:\.\d+)?\s?[TG]B)\s*$", re.IGNORECA
 def drives_of(text: str) -> list[Drive]:
     """`NAME[:SIZE][*COUNT]`, or `NAME SIZE`, or `COUNTx NAME`, -> that many drives. Raises UsageError."""
     if "*" not in text:
-        text = COUNTED.sub(r"\2*\1", text)
+        text = NUMBER_FIRST.sub(r"\2*\1", text)
     named, star, count = (part.strip() for part in text.partition("*"))
     if star and not (count.isdecimal() and len(count) < 3 and 0 < int(count) <= CYCLE):
         raise UsageError(f"--ssd {text}: after * comes a number of drives, 1 to {CYCLE}")
@@ -131,7 +132,7 @@ def behind_chipset(
     None: each has lanes of its own."""
     if lanes is None:
         return list(reads), list(writes)
-    stripes = [1 / (1 / read + 1 / write) for read, write in zip(reads, writes, strict=True)]
+    stripes = [alternately(read, write) for read, write in zip(reads, writes, strict=True)]
     behind = sorted(range(len(stripes)), key=lambda number: -stripes[number])[lanes.direct :]
     found = []
     for rates in (reads, writes):
@@ -161,7 +162,7 @@ WORTH_TELLING = 1.05
 def held_up(reads: Sequence[float], writes: Sequence[float], lanes: Lanes | None) -> str:
     """That some of the drives would be faster alone, by their own bytes/s; empty where all together are the fastest.
     Each has a share of a store's stripes, however slow it is."""
-    order = sorted(range(len(reads)), key=lambda number: -1 / (1 / reads[number] + 1 / writes[number]))
+    order = sorted(range(len(reads)), key=lambda number: -alternately(reads[number], writes[number]))
     paces = []
     for count in range(1, len(order) + 1):
         own = [reads[number] for number in order[:count]], [writes[number] for number in order[:count]]
@@ -177,6 +178,6 @@ def held_up(reads: Sequence[float], writes: Sequence[float], lanes: Lanes | None
 
 def _pace(reads: Sequence[float], writes: Sequence[float]) -> float:
     """Bytes/s that all read, and as many that they write, alternately, each its share of the stripes."""
-    even = [1 / (1 / read + 1 / write) for read, write in zip(reads, writes, strict=True)]
+    even = [alternately(read, write) for read, write in zip(reads, writes, strict=True)]
     stripes = deal(even)
     return min(each * len(stripes) / stripes.count(number) for number, each in enumerate(even))

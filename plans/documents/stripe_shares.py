@@ -15,9 +15,14 @@ CYCLE = 16
 """Stripes of a cycle, at most: a volume's share is a whole number of them."""
 
 
+def alternately(read: float, write: float) -> float:
+    """Bytes a second of what reads as much as it writes, one after the other, from those of each alone."""
+    return 1 / (1 / read + 1 / write)
+
+
 def bandwidths(volumes: Sequence[Volume]) -> list[float]:
-    """Bytes a second of each volume that reads as much as it writes, alternately: stripes are dealt in proportion."""
-    return [1 / (1 / volume.frontier[0].read + 1 / volume.frontier[-1].write) for volume in volumes]
+    """Bytes a second of each volume that reads as much as it writes: stripes are dealt in proportion."""
+    return [alternately(volume.frontier[0].read, volume.frontier[-1].write) for volume in volumes]
 
 
 def deal(bandwidths: Sequence[float]) -> bytes:
