@@ -4,7 +4,7 @@ Owns the outer search over micro-batch sizes and numbers of micro-batches. The p
 makes them exact, the simulator predicts; `solve.py` makes a plan of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ssdplan.plans.documents.plan import Alternative, Least
@@ -13,7 +13,7 @@ from ssdplan.plans.documents.zeroth_order import ZerothOrder
 
 from .explain.alternatives import rungs_by
 from .explain.sensitivity import scaled_compute
-from .fit.budgets import Candidate
+from .fit.budgets import ROOMS, Candidate, Room
 from .fit.fit import Fitter
 from .program.program import Bound
 from .ranked import CLOSE, ENOUGH, FINALISTS, Ranked, Scanned, Simulated, at_most, smallest_good_enough
@@ -228,9 +228,9 @@ class Search:
             )
         return tuple(rows)
 
-    def least(self, chosen: Simulated) -> tuple[Least, ...]:
-        """The budgets that would still do for the chosen batch."""
-        found = self.fitter.least_beside(chosen.solved)
+    def least(self, chosen: Simulated, rooms: Collection[Room] = ROOMS) -> tuple[Least, ...]:
+        """The budgets for `rooms` that would still do for the chosen batch."""
+        found = self.fitter.least_beside(chosen.solved, rooms)
         tokens = self.pacing.tokens(chosen.solved.fitted.candidate)
         own = chosen.solved.program.seconds  # by the same bound, which less of anything cannot beat
         return tuple(

@@ -4,6 +4,7 @@ Owns how a search's finding becomes a plan, and when a zeroth-order plan writes.
 in which a plan is justified those of `explain/`.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from .explain import zeroth_order
 from .explain.alternatives import compare
 from .explain.reasons import explain, gather
 from .explain.sensitivity import sensitivities
-from .fit.budgets import Needs
+from .fit.budgets import ROOMS, Needs, Room
 from .fit.fit import Fitter
 from .fit.prediction import prediction_of
 from .program.choices import KEPT_NOTHING, WEAR_PRICE, FixedChoices
@@ -53,6 +54,8 @@ _Tried = tuple[Search, Found, tuple[tuple[int, float], ...]]
 Told = Literal["all", "screen", "step"]
 """Of a plan: everything that is known of it; what a first screen tells, so no other batches, ways and reasons; or the
 decision and its prediction alone. To find out the rest takes about as long as the plan, which is the same."""
+LEAST_TOLD: Mapping[Told, tuple[Room, ...]] = {"all": ROOMS, "screen": ("host memory",), "step": ()}
+"""The budgets whose least is told."""
 PIECES, LEAST_PIECE = 32, 1 << 18
 """Of the largest state, where parameters come in pieces; and the elements that a piece has at least."""
 
@@ -110,7 +113,7 @@ def solve_and_build(
         prediction=prediction,
         alternatives=search.alternatives(found) if told == "all" else (),
         sensitivity=sensitivities(search.fitter, chosen.solved, prediction) if told != "step" else (),
-        least=search.least(chosen) if told != "step" else (),
+        least=search.least(chosen, LEAST_TOLD[told]),
         comparison=_compared(model, machine, request, budget, search, chosen, prediction)
         if compared and told == "all"
         else (),

@@ -19,6 +19,7 @@ _FIELDS: dict[Constraint, str] = {
     "ssd writes": "writes",
 }
 Room = Literal["host memory", "device memory", "ssd space"]
+ROOMS: tuple[Room, ...] = ("host memory", "device memory", "ssd space")
 
 
 @dataclass(frozen=True, slots=True)

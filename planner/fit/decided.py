@@ -1,14 +1,18 @@
 """Decided: the decision that an answer of the program stands for.
 
-Owns how choices, budgets and a pace become a `Decision`. What it takes, others find out.
+Owns how choices, budgets and a pace become a `Decision`, and the one whose pipeline is measured. What it takes, others
+find out.
 """
 
-from ssdplan.plans.documents.plan import Decision
-from ssdplan.plans.documents.profile import Model
+from dataclasses import replace
 
-from ..program.choices import FixedChoices
+from ssdplan.plans.documents.plan import Decision
+from ssdplan.plans.documents.profile import Machine, Model
+
+from ..program.choices import FixedChoices, KeptShares, Limits
 from ..program.placement import ProgramResult
-from .budgets import Candidate, Needs
+from ..program.program import solve_program
+from .budgets import UNLIMITED, Candidate, Needs
 from .pace import Pace
 
 
@@ -43,3 +47,28 @@ def decision_of(
         exchange_behind=pace.behind and fixed.schedule == "vertical",
         overlap=pace.overlap,
     )
+
+
+def spilled(
+    model: Model,
+    machine: Machine,
+    budget: Needs,
+    fixed: FixedChoices,
+    pace: Pace,
+    micro_batch_size: int,
+    n: int,
+    checkpoint_host: float,
+    there: tuple[str, ...],
+) -> Decision:
+    """Everything on ssd, but for a fraction of the activation checkpoints, and classes `there` that the device keeps
+    and updates."""
+    choices = replace(fixed, parameters=0.0, optimizer=0.0, checkpoints=checkpoint_host)
+    choices = replace(choices, delay_ratio=0.0, recompute="all")
+    if there:
+        choices = replace(choices, kept=dict.fromkeys(there, KeptShares(1.0, 0.0, 1.0)), checkpoints_device=0.0)
+    limits = Limits(UNLIMITED)
+    program = solve_program(
+        model, machine, micro_batch_size=micro_batch_size, micro_batches=n, limits=limits, fixed=choices
+    )
+    assert program is not None, "no limit, and still no placement"
+    return decision_of(model, budget, fixed, Candidate(micro_batch_size, n), program, pace)

@@ -20,7 +20,7 @@ from ..program.placement import footprint
 from .budgets import Candidate, Needs
 from .transit import bookkeeping_of
 
-KEPT = (2, 6)
+KEPT = (2, 8)
 """As many of the last schedules of whole and of shortened models are kept."""
 
 

@@ -6,9 +6,10 @@ built.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from math import inf
 
@@ -22,7 +23,7 @@ from ..program.choices import Aim, FixedChoices, KeptShares, Limits
 from ..program.placement import ProgramResult, footprint
 from ..program.program import solve_program
 from .budgets import UNLIMITED, Candidate, Constraint, Needs, Room, in_memory, reduced
-from .decided import decision_of
+from .decided import decision_of, spilled
 from .estimate import Builder
 from .found import Branch, Sketch, Solved, fastest
 from .kept import everything, keeps, large_to_update_there, may_keep_everything, parameter_bytes
@@ -58,7 +59,9 @@ class Fitter:
         self.builder = Builder(model)
         self._in_dram = machine.device == "cpu" and not machine.emulation
         large = () if self._in_dram else large_to_update_there(model, machine, budget, fixed)
-        self.pipelines = Pipelines(model, self.builder.short, self._spilled, large)
+        # A function of no fitter, for what refers to itself is freed late, and with it the schedules that it keeps.
+        decide = partial(spilled, model, machine, budget, fixed, self.usuals[-1])
+        self.pipelines = Pipelines(model, self.builder.short, decide, large)
         self._leanest: dict[tuple[Candidate, Recompute], tuple[Lean, ...]] = {}
         self._programs: dict[Hashable, ProgramResult | None] = {}
         self._sketches: dict[tuple[int, Pace], Sketch] = {}
@@ -199,16 +202,17 @@ class Fitter:
                 found += [solved.fitted.needs.of(constraint)] if solved else []
         return min(found, default=None)
 
-    def least_beside(self, solved: Solved) -> dict[Room, tuple[int, float]]:
-        """Each kind of room -> about the least of it with which the candidate of `solved` still
-        fits, the other budgets as they are, and the program's seconds of a step there.
+    def least_beside(self, solved: Solved, rooms: Collection[Room]) -> dict[Room, tuple[int, float]]:
+        """Each of `rooms` that there is -> about the least of it with which the candidate of `solved` still fits, the
+        other budgets as they are, and the program's seconds of a step there.
 
         What the shortened model takes, rounded up.
         """
         candidate, own, found = solved.fitted.candidate, solved.fitted.needs, dict[Room, tuple[int, float]]()
-        lean = [sketch.needs for sketch in self._lean_sketches(candidate, every=True)]
-        memories: tuple[Room, ...] = ("host memory", "device memory")
-        for constraint in memories[:1] if self.fixed.unified_memory else memories:
+        absent: Room = "device memory" if self.fixed.unified_memory else "ssd space"
+        memories = [room for room in rooms if room not in (absent, "ssd space")]
+        lean = [sketch.needs for sketch in self._lean_sketches(candidate, every=True)] if memories else []
+        for constraint in memories:
             found[constraint] = own.of(constraint), solved.program.seconds
             fits = [needs for needs in lean if not needs.over(self.budget.without(constraint))]
             least = min(fits, key=lambda needs: needs.of(constraint), default=own)
@@ -221,6 +225,8 @@ class Fitter:
             elif constraint == "host memory":
                 # A budget of just what it takes would be cut into shorter chunks, and more operations kept.
                 found[constraint] = min(max(least.host, own.host), self.budget.host), solved.program.seconds
+        if "ssd space" not in rooms:
+            return found
         found["ssd space"] = own.ssd, solved.program.seconds
         limits = replace(solved.branch.limits, ssd_bytes=None)
         smallest = self._program(candidate, Branch(solved.branch.fixed, limits), "ssd space")
@@ -486,14 +492,3 @@ class Fitter:
             decision = self._decision(candidate, program, pace)
             self._sketches[key] = Sketch(program, decision, self.builder.estimate(decision))
         return self._sketches[key]
-
-    def _spilled(self, micro_batch_size: int, n: int, checkpoint_host: float, there: tuple[str, ...]) -> Decision:
-        """Everything on ssd, but for a fraction of the activation checkpoints, and classes that the device has."""
-        spilled = replace(self.fixed, parameters=0.0, optimizer=0.0, checkpoints=checkpoint_host)
-        spilled = replace(spilled, delay_ratio=0.0, recompute="all")
-        if there:
-            spilled = replace(spilled, kept=dict.fromkeys(there, KeptShares(1.0, 0.0, 1.0)), checkpoints_device=0.0)
-        candidate = Candidate(micro_batch_size, n)
-        program = self._program(candidate, Branch(spilled, Limits(UNLIMITED)), "seconds")
-        assert program is not None, "no limit, and still no placement"
-        return self._decision(candidate, program, self.usuals[-1])

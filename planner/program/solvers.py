@@ -39,6 +39,7 @@ class Highs(pulp.LpSolver):
         self._rows = 0
         self._highs = highspy.Highs()
         self._highs.silent()
+        self._highs.setOptionValue("presolve", "off")  # of a program this small, simplifying it takes half of the time
         self._highs.setOptionValue("primal_feasibility_tolerance", TOLERANCE)
         self._infinity = self._highs.getInfinity()
 

@@ -49,9 +49,12 @@ def test_slow_sizes_are_left_out_and_change_no_plan(profile: Profile, monkeypatc
 
 
 def test_slow_sizes_are_among_the_alternatives(profile: Profile) -> None:
-    plan = planned(profile, "all")
+    plan, screen = planned(profile, "all"), planned(profile, "screen")
     assert {entry.micro_batch_size for entry in plan.alternatives} == {1, 4, 16}
-    assert plan.decision == planned(profile).decision
+    assert screen.decision == plan.decision == planned(profile).decision
+    assert screen.sensitivity == plan.sensitivity
+    assert [row.budget for row in plan.least] == ["host memory", "device memory", "ssd space"]
+    assert screen.least == plan.least[:1], "a first screen tells of host memory alone"
 
 
 def test_where_nothing_else_is_as_fast_slow_sizes_are_looked_at(profile: Profile) -> None:

@@ -1,5 +1,8 @@
 """What passes through memory, by the estimate from small schedules, against the schedules of whole models."""
 
+import gc
+import weakref
+
 import pytest
 
 from ssdplan.planner.catalogue.whatif import WhatIf, estimate
@@ -7,6 +10,7 @@ from ssdplan.planner.fit.budgets import Candidate
 from ssdplan.planner.fit.fit import Fitter
 from ssdplan.planner.program.placement import footprint
 from ssdplan.planner.request import SolveRequest, budget_of, fixed_choices
+from ssdplan.plans.gc_pause import no_collection
 from tests.made.profiles import GIB
 
 GIBS = 8
@@ -32,7 +36,7 @@ def test_what_a_large_embedding_takes_on_its_way_is_what_schedules_say(model: st
     assert large[largest.state_class] == 1.0
     fitted = []
     for classes in ((), tuple(large)):
-        decision = fitter._spilled(candidate.micro_batch_size, candidate.micro_batches, 0.0, classes)
+        decision = fitter.pipelines.decide(candidate.micro_batch_size, candidate.micro_batches, 0.0, classes)
         fitted.append(fitter.builder.build(candidate, decision))
     without, there = (each.needs for each in fitted)
     kept = footprint(fitter.model, fitted[1].decision).device_bytes
@@ -42,3 +46,16 @@ def test_what_a_large_embedding_takes_on_its_way_is_what_schedules_say(model: st
     assert pipeline.host == pytest.approx(without.host, rel=0.005)
     assert pipeline.device_peak == pytest.approx(without.device, rel=0.005)
     assert buffers.device == pytest.approx(without.device - (there.device - kept), rel=0.005)
+
+
+def test_a_fitter_is_freed_with_its_schedules_as_soon_as_nobody_has_it() -> None:
+    """While a plan is searched nobody looks for objects that refer to each other."""
+    gc.collect()
+    with no_collection():
+        fitter = fitter_of("gemma-3-1b")
+        sketch = fitter.sketch(Candidate(1, 2), fitter.branches(Candidate(1, 2)))
+        assert sketch is not None
+        schedule = weakref.ref(fitter.builder.in_short(sketch.decision))
+        assert schedule() is not None
+        del fitter, sketch
+        assert schedule() is None
