@@ -16,7 +16,7 @@ from .explain.sensitivity import scaled_compute
 from .fit.budgets import ROOMS, Candidate, Room
 from .fit.fit import Fitter
 from .program.program import Bound
-from .ranked import CLOSE, ENOUGH, FINALISTS, Ranked, Scanned, Simulated, at_most, smallest_good_enough
+from .ranked import CLOSE, ENOUGH, FINALISTS, Ranked, Scanned, Simulated, expected, smallest_good_enough
 from .request import least_of, smallest_of
 from .saving import Saving
 from .scanning import Scan
@@ -88,10 +88,10 @@ class Search:
     def narrow_down(self, scanned: list[Scanned]) -> list[Ranked]:
         """Simulate the best candidates on shortened models: enough to find about the smallest batch that suffices.
 
-        The program's favourites first: its fastest, and its smallest batch that is good enough. Where the program sees
-        a plateau, a larger batch still hides more of what its stages wait for each other, so larger ones follow as long
-        as they are faster. When fill and drain make the smallest fall short, halve what lies between. Where the
-        fastest does not fit, the most micro-batches of each size that do take its place.
+        The program's fastest first. Where the program sees a plateau, a larger batch still hides more of what its
+        stages wait for each other, so larger ones follow as long as they are faster. Then smaller ones, each time the
+        smallest that is likely good enough by what fill and drain were seen to lose. Where the fastest does not fit,
+        the most micro-batches of each size that do take its place.
         """
         fastest = sorted(scanned, key=lambda entry: (-entry.tokens_per_second, entry.candidate.order))
         ranked = self.trials.rank(fastest[0]) if fastest else []
@@ -110,27 +110,23 @@ class Search:
             if larger is None or not found or found[0].tokens_per_second <= ranked[-2].tokens_per_second:
                 break
             best = larger
-        reached = max(found.tokens_per_second for found in ranked)
-        lost = [(found.scanned, found.tokens_per_second) for found in ranked]
-        smaller = [entry for entry in scanned if entry.candidate.order <= best.candidate.order]
-        enough = [entry for entry in smaller if at_most(entry, lost, self.pacing.tokens) >= ENOUGH * reached]
-        low, high = -1, len(enough) - 1
-        for step in range(FINALISTS):
-            if not enough or (high - low < 2 and step):  # none: a shortened model may be faster than every bound
+        for _ in range(FINALISTS):
+            smaller = self._smaller(scanned, ranked)
+            if smaller is None:
                 break
-            middle = 0 if step == 0 else (low + high) // 2
-            if middle == high:
-                break
-            found = [each for each in ranked if each.candidate == enough[middle].candidate]
-            if not found and at_most(enough[middle], lost, self.pacing.tokens) >= ENOUGH * reached:
-                found = self.trials.rank(enough[middle])
-                ranked += found
-                lost += [(each.scanned, each.tokens_per_second) for each in found]
-            if found and smallest_good_enough(ranked) is found[0]:
-                high = middle
-            else:
-                low = middle
+            ranked += self.trials.rank(smaller)
         return ranked
+
+    def _smaller(self, scanned: Sequence[Scanned], ranked: Sequence[Ranked]) -> Scanned | None:
+        """The smallest batch that is likely good enough, of those with fewer rows than what is good enough so far."""
+        reached = ENOUGH * max(found.tokens_per_second for found in ranked)
+        rows = smallest_good_enough(ranked).candidate.global_batch
+        lost = [(found.scanned, found.tokens_per_second) for found in ranked]
+        for entry in sorted(scanned, key=lambda entry: entry.candidate.order):
+            smaller = entry.candidate.global_batch < rows and not self.trials.has_ranked(entry.candidate)
+            if smaller and expected(entry, lost, self.pacing.tokens) >= reached:
+                return entry
+        return None
 
     def look_beyond(
         self, candidates: Sequence[Candidate], scanned: Sequence[Scanned], ranked: Sequence[Ranked]

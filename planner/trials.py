@@ -38,6 +38,10 @@ class Trials:
         other.paces = False
         return other
 
+    def has_ranked(self, candidate: Candidate) -> bool:
+        """Whether it was looked at before."""
+        return candidate in self._ranked
+
     def rank(self, entry: Scanned) -> list[Ranked]:
         """`entry` as shortened models run it; nothing when it does not fit."""
         if entry.candidate not in self._ranked:

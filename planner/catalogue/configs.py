@@ -35,6 +35,13 @@ MOST = {
 """Of each size; models that anybody has are far below. Layers, widths and vocabularies as in a directory to train."""
 MOST_OF_LAYER, MOST_PARAMETERS = 10**12, 10**13
 """Parameters of a layer, and of a model."""
+DTYPES = frozenset(
+    {
+        *("auto", "bfloat16", "half", "float16", "float", "float32", "double", "float64"),
+        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "int8", "uint8"),
+    }
+)
+"""What weights may be saved in."""
 LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 """What `layer_types` may say of a block: all of these have the same tensors."""
 _SIZES = {
@@ -160,6 +167,7 @@ class _Reading:
                 self._refuse(f"{key} is {_shown(value)}, and tensors are known only for {_shown(only)}")
         self._require_causal()
         self._require_rotary()
+        self._require_dtype()
         hidden, heads = self._size("hidden_size", "width"), self._size("num_attention_heads", "heads")
         build, kv_heads = self._build(heads)
         head_width = self._own("head_dim", "width") if family.own_head_width else None
@@ -170,6 +178,9 @@ class _Reading:
                 f"{heads:,} heads cannot share {kv_heads:,} heads of keys evenly (num_attention_heads and "
                 "num_key_value_heads, or what transformers takes where the file has none)"
             )
+        width = head_width or hidden // heads
+        if build.form == "gated" and width % 2:
+            self._refuse(f"heads of {width:,} elements (head_dim), and rotary embeddings turn pairs of them")
         experts = self._experts() if family.mixture else None
         learned = build.position_rows is not None
         own = self._size if learned else self._own
@@ -237,6 +248,23 @@ class _Reading:
                 kind = each.get("rope_type", each.get("type", "default"))
                 if not isinstance(kind, str) or kind not in ROTARY:
                     self._refuse(f"rope_type of {key} is {_shown(kind)}, which transformers does not know")
+                self._require_theta(each)
+        self._require_theta(self.fields)
+
+    def _require_theta(self, fields: Mapping[str, Any]) -> None:
+        theta = fields.get("rope_theta")
+        if theta is None:
+            return
+        if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
+            self._refuse(f"rope_theta is {_shown(theta)}, no number above 0")
+
+    def _require_dtype(self) -> None:
+        """What its weights are saved in is a word of torch's."""
+        for fields in (self.fields, self.outer):
+            for key in ("dtype", "torch_dtype"):
+                said = fields.get(key)
+                if said is not None and (not isinstance(said, str) or said.removeprefix("torch.") not in DTYPES):
+                    self._refuse(f"{key} is {_shown(said)}, which torch does not know")
 
     def _activation(self) -> str | None:
         """The function of its MLP by the name that the file says; None where the class decides."""

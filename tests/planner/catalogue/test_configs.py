@@ -16,7 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ssdplan import cli
 from ssdplan.executor.model.model import open_model
-from ssdplan.planner.catalogue.configs import MOST_BYTES, is_path, shape_of_path
+from ssdplan.planner.catalogue.configs import DTYPES, MOST_BYTES, is_path, shape_of_path
 from ssdplan.planner.catalogue.costs import Compute
 from ssdplan.planner.catalogue.families import ACTIVATIONS, FAMILIES, LEARNED_ACTIVATIONS, ONE_KERNEL, ROTARY
 from ssdplan.planner.catalogue.shapes import Shape, remarks_of
@@ -143,6 +143,10 @@ STREAMED = ("bloom", "qwen3_moe")
 """Odd ends, and experts; all families in full."""
 
 
+def test_what_weights_may_be_saved_in_torch_knows() -> None:
+    assert all(isinstance(getattr(torch, name), torch.dtype) for name in DTYPES - {"auto"})
+
+
 @pytest.mark.parametrize("kind", ALONE if FULL else STREAMED)
 def test_its_states_are_those_that_stream(kind: str, tmp_path: Path) -> None:
     """Those of the same model when it is opened to train, name by name. Blocks that attend otherwise than each other
@@ -260,6 +264,11 @@ FALCON = QWEN | {"model_type": "falcon", "new_decoder_architecture": True, "num_
         ({"rope_scaling": {"type": "zork"}}, 'rope_type of rope_scaling is "zork", which transformers does not know'),
         ({"rope_parameters": {"rope_type": 5}}, "rope_type of rope_parameters is 5, which"),
         ({"rope_parameters": {"full_attention": {"rope_type": "zork"}}}, 'rope_type of rope_parameters is "zork"'),
+        *(({"rope_theta": theta}, "rope_theta is .*, no number above 0") for theta in (0, -1.5, "10000", True, [1])),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 0}}}, "rope_theta is 0, no number above 0"),
+        ({"head_dim": 17}, r"heads of 17 elements \(head_dim\), and rotary embeddings turn pairs"),
+        *(({"dtype": name}, "dtype is .*, which torch does not know") for name in ("float7", 16, ["float32"], "")),
+        ({"torch_dtype": "bfloat"}, 'torch_dtype is "bfloat", which torch does not know'),
         ({"is_encoder_decoder": True}, "is_encoder_decoder is true"),
         ({"architectures": "Qwen3ForCausalLM"}, 'architectures is "Qwen3ForCausalLM", no list of names'),
         ({"architectures": [5]}, "architectures is list, no list of names"),
