@@ -73,7 +73,7 @@ class Saving:
         ranked = self._with_more_room(own, plain, known, max(each.tokens_per_second for each in found))
         for each in ranked:
             if each.tokens_per_second > max(every.tokens_per_second for every in found):
-                saving = self.trials.simulate(each.candidate, each.scanned.branches)
+                saving = self.trials.simulate(each.candidate, each.scanned.branches, beside=plain)
                 found += [saving] if saving else []
         return found
 

@@ -66,36 +66,46 @@ class Trials:
         return step_seconds(self.model, self.machine, sketch.decision, self.fitter.builder.schedule)
 
     def simulate(
-        self, candidate: Candidate, branches: Sequence[Branch], plain: Simulated | None = None
+        self,
+        candidate: Candidate,
+        branches: Sequence[Branch],
+        plain: Simulated | None = None,
+        beside: Simulated | None = None,
     ) -> Simulated | None:
         """The candidate's best decision, fitted and simulated; None when it does not fit. Where the simulated step
         waits for chunks, the fastest of the paces that hide more, what their operations take counted in; without
-        `paces` the usual one."""
+        `paces` the usual one. `plain` and `beside` as in `weighed`."""
         solved = self.fitter.solve(candidate, branches)
         if solved is None:
             return None
         best = self._met(solved, candidate, branches)
         if self.fitter.fixed.recompute == "auto" and rungs_by("all", self.model, candidate.micro_batch_size):
-            best = self.weighed(best, candidate, branches, plain)
+            best = self.weighed(best, candidate, branches, plain, beside)
         return best
 
     def weighed(
-        self, best: Simulated, candidate: Candidate, branches: Sequence[Branch], plain: Simulated | None
+        self,
+        best: Simulated,
+        candidate: Candidate,
+        branches: Sequence[Branch],
+        plain: Simulated | None,
+        beside: Simulated | None = None,
     ) -> Simulated:
         """The best of what the program found, of recomputing everything (`plain`, where that is known), and of PyAO's
-        rule: by the simulator's seconds and what each writes, as the program weighs it. At one pace by what another may
-        make of it, for whoever tries others later."""
+        rule: by the simulator's seconds and what each writes more than `beside`, as the program weighs it, or than what
+        recomputes everything. At one pace by what another may make of it, for whoever tries others later."""
         weight = self.weight if self.paces else self.promised
         everything = best
         if best.solved.fitted.decision.saved or self.keeps_everything(best):
             plain = plain or self._recomputing("all", candidate, branches, paced_below=best.timeline.seconds)
             everything = plain or best
-        best = min(best, everything, key=lambda each: weight(each, everything))
+        reference = beside or everything
+        best = min(best, everything, key=lambda each: weight(each, reference))
         if rungs_by("paper", self.model, candidate.micro_batch_size) is None:
             return best
-        most = weight(best, everything) * self.pacing.tokens(candidate)
+        most = weight(best, reference) * self.pacing.tokens(candidate)
         by_rule = self._recomputing("paper", candidate, branches, most=most, paced_below=most)
-        return min((best, *([by_rule] if by_rule else [])), key=lambda each: weight(each, everything))
+        return min((best, *([by_rule] if by_rule else [])), key=lambda each: weight(each, reference))
 
     def keeps_everything(self, simulated: Simulated) -> bool:
         """Whether it is a plan that keeps all on the device, of which the program's bounds say nothing."""

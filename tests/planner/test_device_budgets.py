@@ -16,7 +16,7 @@ from ssdplan.planner.program.choices import FixedChoices, Limits
 from ssdplan.planner.program.program import solve_program
 from ssdplan.planner.ranked import ENOUGH, WORTH
 from ssdplan.planner.request import SolveRequest
-from ssdplan.planner.solve import solve
+from ssdplan.planner.solve import Told, solve
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import InfeasibleError
@@ -39,8 +39,8 @@ def profile_of(**changes: Any) -> Profile:
     return estimate(WhatIf(**(usual | changes)))
 
 
-def planned(profile: Profile, gib: float, **asked: Any) -> Plan:
-    return solve(profile, SolveRequest(int(gib * GIB), **asked), compared=False)
+def planned(profile: Profile, gib: float, told: Told = "all", **asked: Any) -> Plan:
+    return solve(profile, SolveRequest(int(gib * GIB), **asked), compared=False, told=told)
 
 
 @pytest.mark.parametrize("gpu", ["gb10", "rtx-pro-6000"])
@@ -184,3 +184,14 @@ def test_a_few_bytes_too_much_cost_a_pair_and_not_the_device() -> None:
         assert all(each.tier != "ssd" for shares in plan.decision.saved.values() for each in shares), tenths
         steps.append(plan.prediction.step_seconds)
     assert all(more <= 1.01 * less for less, more in pairwise(steps))
+
+
+def test_smaller_batches_are_weighed_beside_the_one_that_was_found() -> None:
+    """One micro-batch of 32 rows writes a little to ssd where it saves activations, and nothing where it recomputes
+    all: beside that it was never light enough. The batch that was found, of twice as many rows, writes far more."""
+    source = WhatIf("llama-3.2-3b", "rtx-4090", ["samsung-990-pro*2"], 32 * GIB, sequence_length=512)
+    profile = estimate(source)
+    free = planned(profile, 32, told="step")
+    for rows in (32, 64):
+        alone = planned(profile, 32, global_batch=rows, told="step")
+        assert free.prediction.tokens_per_second > 0.99 * alone.prediction.tokens_per_second

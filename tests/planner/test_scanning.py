@@ -10,7 +10,7 @@ from ssdplan.planner.catalogue.whatif import WhatIf, estimate
 from ssdplan.planner.fit.budgets import Candidate
 from ssdplan.planner.fit.fit import Fitter
 from ssdplan.planner.program.program import Bound
-from ssdplan.planner.ranked import ENOUGH, LOST, Scanned, at_most, with_more_room
+from ssdplan.planner.ranked import ENOUGH, LOST, Scanned, at_most, expected, with_more_room
 from ssdplan.planner.request import LADDER, SolveRequest, allowed, budget_of, fixed_choices, least_of, smallest_of
 from ssdplan.planner.scanning import PLATEAU, Scanner
 from ssdplan.planner.search import Search
@@ -153,6 +153,19 @@ def test_a_step_may_lose_half_of_what_others_of_its_size_lost() -> None:
     assert at_most(entry, least, rows) == pytest.approx(16 / (8 + LOST * 0.5))
     assert at_most(entry, [*lost, (scanned(4, 4, 2.0), 2.5)], rows) == 2.0  # a shortened model beat its bound
     assert at_most(scanned(8, 4, 2.0), lost, rows) == 2.0  # of another size nothing is known
+
+
+def test_a_step_is_likely_to_lose_what_others_with_about_as_many_rows_lost() -> None:
+    entry = scanned(4, 4, 2.0)  # 16 rows in 8 s
+    few, many = (scanned(4, 2, 2.0), 8 / 6), (scanned(4, 6, 4.0), 24 / 7)  # 8 rows lost 2 s, 24 rows 1 s
+    assert expected(entry, [few], rows) == pytest.approx(16 / 10)
+    assert expected(entry, [many], rows) == pytest.approx(16 / 9)
+    assert expected(entry, [few, many], rows) == pytest.approx(16 / 9.5)  # halfway
+    assert expected(scanned(4, 1, 2.0), [few, many], rows) == pytest.approx(4 / 4)  # no fewer were tried
+    other = (scanned(2, 8, 4.0), 16 / 8)  # of another size 16 rows lost 4 s
+    assert expected(entry, [other], rows) == pytest.approx(16 / 12)
+    assert expected(entry, [other, few, many], rows) == pytest.approx(16 / 9.5)  # those of its own size count first
+    assert expected(entry, [(scanned(4, 2, 2.0), 2.5)], rows) == 2.0  # a shortened model beat its bound
 
 
 def test_those_with_more_room_have_no_more_rows_than_a_part() -> None:
