@@ -105,8 +105,8 @@ def at_most(entry: Scanned, others: Iterable[tuple[Scanned, float]], tokens: Cal
 
 def expected(entry: Scanned, others: Iterable[tuple[Scanned, float]], tokens: Callable[[Candidate], int]) -> float:
     """Tokens/s that a candidate is likely to reach: by its bound, and the seconds that `others` of its size, or where
-    there are none all others, lost beside theirs, on a line between those with the next fewer and the next more rows.
-    What a pipeline loses while it fills and drains it loses once a step, and less of it where a step has more rows."""
+    there are none all others, lost beside theirs. Between those with the next fewer and the next more rows these are on
+    a line; beside all of them half of what the nearest lost was lost once a step, and half for each of its rows."""
     known = [
         (other.candidate, tokens(other.candidate) * (1 / reached - 1 / other.tokens_per_second))
         for other, reached in others
@@ -114,10 +114,14 @@ def expected(entry: Scanned, others: Iterable[tuple[Scanned, float]], tokens: Ca
     alike = [each for each in known if each[0].micro_batch_size == entry.candidate.micro_batch_size] or known
     points = sorted((candidate.global_batch, seconds) for candidate, seconds in alike)
     rows, own = entry.candidate.global_batch, tokens(entry.candidate)
-    before, after = ([each for each in points if each[0] <= rows][-1:], [each for each in points if each[0] > rows][:1])
-    (low, less), (high, more) = (before or after)[0], (after or before)[0]
-    part = (rows - low) / (high - low) if high > low else 0.0
-    return own / (own / entry.tokens_per_second + max(less + part * (more - less), 0.0))
+    fewer, more = [each for each in points if each[0] <= rows], [each for each in points if each[0] > rows]
+    if fewer and more:
+        (low, at_low), (high, at_high) = fewer[-1], more[0]
+        lost = at_low + (rows - low) / (high - low) * (at_high - at_low)
+    else:
+        nearest, at_nearest = fewer[-1] if fewer else more[0]
+        lost = at_nearest * (1 + rows / nearest) / 2
+    return own / (own / entry.tokens_per_second + max(lost, 0.0))
 
 
 def with_more_room(own: Candidate, known: Iterable[Candidate], sizes: Iterable[int]) -> list[Candidate]:

@@ -158,7 +158,7 @@ def four_gpus(name: str) -> float:
         several=Ranks(4, 1),
     )
     profile = estimate(what_if) if small else with_implied_drive(estimate(what_if), 4)
-    plan = solve(profile, SolveRequest(what_if.host_memory_bytes, micro_batches=16, ranks=4), compared=False)
+    plan = solve(profile, SolveRequest(what_if.host_memory_bytes, micro_batches=16, ranks=4), told="step")
     return 8 * plan.model.parameters * plan.prediction.tokens_per_second / 4 / 1e12
 
 
@@ -563,7 +563,7 @@ def vertical_seconds(name: str) -> float:
     """The same in one step of this planner's best plan, of micro-batches of 8 rows."""
     profile = rtx_4070(name, 8, FIVE)
     request = SolveRequest(NODE // 2, micro_batches=ENOUGH_ROWS // 8, ranks=5)
-    return solve(profile, request, compared=False).prediction.step_seconds
+    return solve(profile, request, told="step").prediction.step_seconds
 
 
 _ONCE = "ours exchanges once, for one update of 5 x 256 rows, beside compute; ZeRO-2 for an update of each micro-batch"

@@ -16,7 +16,7 @@ from ssdplan.planner.program.choices import FixedChoices, Limits
 from ssdplan.planner.program.program import solve_program
 from ssdplan.planner.ranked import ENOUGH, WORTH
 from ssdplan.planner.request import SolveRequest
-from ssdplan.planner.solve import Told, solve
+from ssdplan.planner.solve import solve
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import InfeasibleError
@@ -39,8 +39,8 @@ def profile_of(**changes: Any) -> Profile:
     return estimate(WhatIf(**(usual | changes)))
 
 
-def planned(profile: Profile, gib: float, told: Told = "all", **asked: Any) -> Plan:
-    return solve(profile, SolveRequest(int(gib * GIB), **asked), compared=False, told=told)
+def planned(profile: Profile, gib: float, **asked: Any) -> Plan:
+    return solve(profile, SolveRequest(int(gib * GIB), **asked), told="step")
 
 
 @pytest.mark.parametrize("gpu", ["gb10", "rtx-pro-6000"])
@@ -152,7 +152,7 @@ def test_rows_are_of_plans_that_may_keep_everything_too() -> None:
     plan = solve(profile_of(), request)
     assert all(place.optimizer_device == 1.0 for place in plan.decision.placement.values())
     rows = {row.name: row for row in plan.comparison if row.kind == "schedule"}
-    made = solve(profile_of(), replace(request, recompute="all"), compared=False).prediction
+    made = solve(profile_of(), replace(request, recompute="all"), told="step").prediction
     assert rows["recompute everything"].step_seconds == pytest.approx(made.step_seconds, rel=0.02)
     assert rows["recompute everything"].ssd_write_bytes == 0
     prompt = rows["vertical, no delayed update"]
@@ -191,7 +191,7 @@ def test_smaller_batches_are_weighed_beside_the_one_that_was_found() -> None:
     all: beside that it was never light enough. The batch that was found, of twice as many rows, writes far more."""
     source = WhatIf("llama-3.2-3b", "rtx-4090", ["samsung-990-pro*2"], 32 * GIB, sequence_length=512)
     profile = estimate(source)
-    free = planned(profile, 32, told="step")
+    free = planned(profile, 32)
     for rows in (32, 64):
-        alone = planned(profile, 32, global_batch=rows, told="step")
+        alone = planned(profile, 32, global_batch=rows)
         assert free.prediction.tokens_per_second > 0.99 * alone.prediction.tokens_per_second

@@ -36,7 +36,7 @@ def profile() -> Profile:
 
 
 def test_a_matrix_moves_eight_bytes_less_an_element_than_by_adamw(profile: Profile) -> None:
-    by_muon, by_adamw = (solve(each, ON_SSD, compared=False) for each in (profile, estimate(SOURCE)))
+    by_muon, by_adamw = (solve(each, ON_SSD, told="step") for each in (profile, estimate(SOURCE)))
     assert by_muon.decision.optimizer == "muon" and by_adamw.decision.optimizer == "adamw"
     elements = sum(state.elements for state in profile.model.states if state.muon)
     moved = [plan.prediction.ssd_read_bytes + plan.prediction.ssd_write_bytes for plan in (by_adamw, by_muon)]
@@ -106,7 +106,7 @@ def test_what_a_profile_is_not_for_is_refused_with_the_way_out(profile: Profile)
 def test_slower_matrices_make_a_slower_step(profile: Profile) -> None:
     on_host = [each.model_copy(update={"device_seconds": None}) for each in profile.model.matrix_updates]
     models = [profile.model.model_copy(update={"matrix_updates": longer(on_host, factor)}) for factor in (1.0, 50.0)]
-    steps = [solve(profile.model_copy(update={"model": model}), ON_SSD, compared=False).prediction for model in models]
+    steps = [solve(profile.model_copy(update={"model": model}), ON_SSD, told="step").prediction for model in models]
     assert steps[1].step_seconds > 2 * steps[0].step_seconds and steps[1].bound_by == "cpu updates"
 
 

@@ -97,10 +97,10 @@ def test_a_faster_network_and_more_ranks_are_never_slower() -> None:
     request = SolveRequest(8 * GIB, micro_batch_size=4, micro_batches=8, ranks=2)
     reached = []
     for network in ("1gbe", "10gbe", "100gbe"):
-        plan = solve(estimate(what_if(2, 2, network)), request)
+        plan = solve(estimate(what_if(2, 2, network)), request, told="screen")
         reached.append(plan.prediction.tokens_per_second)
         gains = {row.resource: row.throughput_gain for row in plan.sensitivity}
         assert gains["network"] >= 0 and gains["ranks"] > 0
     assert reached == sorted(reached) and reached[0] < 0.9 * reached[-1]
-    four = solve(estimate(what_if(4, 4, "10gbe")), replace(request, ranks=4))
+    four = solve(estimate(what_if(4, 4, "10gbe")), replace(request, ranks=4), told="step")
     assert four.prediction.tokens_per_second > reached[1]

@@ -225,7 +225,7 @@ def test_a_plan_is_never_slower_than_recomputing_everything_or_pyaos_rule(
     def seconds(recompute: Recompute) -> float | None:
         request = SolveRequest(memory * GIB, micro_batches=4, recompute=recompute, wear_price=0.0)
         try:
-            return solve(profile, request, compared=False).prediction.step_seconds
+            return solve(profile, request, told="step").prediction.step_seconds
         except InfeasibleError:
             return None
 
@@ -238,7 +238,7 @@ def test_a_plan_is_never_slower_than_recomputing_everything_or_pyaos_rule(
 def test_no_run_takes_a_plan_with_estimated_rungs() -> None:
     """So nothing looks for the values that they name in a graph."""
     profile = estimate(what_if(model="opt-1.3b", sequence_length=512))
-    plan = solve(profile, SolveRequest(64 * GIB, micro_batches=2, recompute="paper"), compared=False)
+    plan = solve(profile, SolveRequest(64 * GIB, micro_batches=2, recompute="paper"), told="step")
     assert plan.decision.saved and isinstance(plan, Plan)
     with pytest.raises(MismatchError):
         plan.refuse_estimates()

@@ -535,7 +535,7 @@ def test_a_sweep_solves_each_point() -> None:
     assert results[0] is None and "least that would do" in found.points[0].refusal
     rates = [result.tokens_per_second for result in results if result]
     assert rates == sorted(rates) and rates[-1] > rates[0]
-    whole = solve(estimate(what_if(**SMALL)), SMALL_REQUEST)
+    whole = solve(estimate(what_if(**SMALL)), SMALL_REQUEST, told="screen")
     assert results[-1] and results[-1].tokens_per_second == whole.prediction.tokens_per_second
 
 

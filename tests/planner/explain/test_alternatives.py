@@ -97,7 +97,7 @@ def test_a_row_is_about_the_plan_that_would_be_made() -> None:
         "single": replace(request, micro_batch_size=BATCH, schedule="single"),
     }
     for name, other in asked.items():
-        made, row = solve(profile, other, compared=False).prediction, rows[name]
+        made, row = solve(profile, other, told="step").prediction, rows[name]
         assert row.fits and row.host_bytes <= budget
         assert row.step_seconds == pytest.approx(made.step_seconds, rel=0.05), name
         assert row.ssd_write_bytes == pytest.approx(made.ssd_write_bytes, rel=0.05), name
