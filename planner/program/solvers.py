@@ -39,7 +39,6 @@ class Highs(pulp.LpSolver):
         self._rows = 0
         self._highs = highspy.Highs()
         self._highs.silent()
-        self._highs.setOptionValue("presolve", "off")  # of a program this small, simplifying it takes half of the time
         self._highs.setOptionValue("primal_feasibility_tolerance", TOLERANCE)
         self._infinity = self._highs.getInfinity()
 
@@ -61,8 +60,13 @@ class Highs(pulp.LpSolver):
         for variable, factor in lp.objective.items():
             costs[self._columns[variable]] = factor
         self._highs.changeColsCost(len(costs), np.arange(len(costs), dtype=np.int32), costs)
-        self._highs.run()
-        status = _STATUS.get(self._highs.getModelStatus(), pulp.LpStatusNotSolved)
+        for presolve in ("off", "choose"):  # of a small program, simplifying it takes half of the time
+            self._highs.setOptionValue("presolve", presolve)
+            self._highs.run()
+            status = _STATUS.get(self._highs.getModelStatus(), pulp.LpStatusNotSolved)
+            if status == pulp.LpStatusOptimal:
+                break
+            self._highs.clearSolver()  # factors far apart: simplified it may have a point after all
         if status == pulp.LpStatusOptimal:
             for variable, number in zip(self._variables, self._highs.getSolution().col_value, strict=True):
                 variable.varValue = number

@@ -26,8 +26,8 @@ GIB = 1 << 30
 SIZES = (1, 2, 4)
 BUILD_CALLS, SIMULATE_CALLS = 50, 6.5
 """Of Python functions for an operation of 96 layers: 39.8 and 4.9 (2026-11-28)."""
-BUILT = 1_100_000
-"""Operations of all schedules that a solve builds: 897,000 (2026-11-28)."""
+BUILT = 1_000_000
+"""Operations of all schedules that a solve builds: 920,000 (2026-11-29)."""
 
 
 def large(model: str, gpu: str, ssd: str, host_gib: int) -> Profile:
@@ -81,11 +81,11 @@ def test_a_solve_builds_and_programs_seldom(counts: Counter[str]) -> None:
     simulated = sum(entry.simulated for entry in plan.alternatives)
     print(counts, simulated, len(plan.alternatives))
     assert counts["whole"] <= 2 and simulated <= 6
-    assert counts["shortened"] <= 60
+    assert counts["shortened"] <= 55
     assert counts["operations"] < BUILT
     # At most two branches a candidate and its bound without compute; besides, what is asked of a candidate when fitted,
-    # and two branches of the batches of each size that may have more room to save activations.
-    assert counts["programs"] <= 3 * len(plan.alternatives) + 25 * simulated + 2 * len(SIZES) * len(PARTS)
+    # and two branches of the batches of each size that may have more room to save activations: 357 (2026-11-29).
+    assert counts["programs"] <= 3 * len(plan.alternatives) + 100 + 2 * len(SIZES) * len(PARTS)
 
 
 def test_that_nothing_fits_is_known_before_anything_is_scanned(counts: Counter[str]) -> None:
