@@ -111,6 +111,8 @@ def expected(entry: Scanned, others: Iterable[tuple[Scanned, float]], tokens: Ca
         (other.candidate, tokens(other.candidate) * (1 / reached - 1 / other.tokens_per_second))
         for other, reached in others
     ]
+    if not known:
+        return entry.tokens_per_second
     alike = [each for each in known if each[0].micro_batch_size == entry.candidate.micro_batch_size] or known
     points = sorted((candidate.global_batch, seconds) for candidate, seconds in alike)
     rows, own = entry.candidate.global_batch, tokens(entry.candidate)

@@ -70,7 +70,7 @@ class Saving:
             found = [plain, *([saving] if saving else [])]
         else:
             found = [plain, self.trials.weighed(plain, own, auto, plain)]
-        ranked = self._with_more_room(own, plain, known, max(each.tokens_per_second for each in found))
+        ranked = self._with_more_room(own, known, max(each.tokens_per_second for each in found))
         for each in ranked:
             if each.tokens_per_second > max(every.tokens_per_second for every in found):
                 saving = self.trials.simulate(each.candidate, each.scanned.branches, beside=plain)
@@ -132,7 +132,6 @@ class Saving:
     def _with_more_room(
         self,
         own: Candidate,
-        plain: Simulated,
         known: Mapping[Candidate, Scanned],
         reached: float,
     ) -> list[Ranked]:
@@ -146,13 +145,10 @@ class Saving:
                 entries.append(self._scan_saving(candidate, known))
         worth = [entry for entry in entries if entry and entry.tokens_per_second >= reached * (1 + WORTH)]
         worth.sort(key=lambda entry: (-entry.tokens_per_second, entry.candidate.order))
-        whole = known.get(plain.solved.fitted.candidate)
-        lost = [(whole, plain.tokens_per_second)] if whole else []
         ranked = list[Ranked]()
         for entry in worth[:FINALISTS]:
-            if at_most(entry, lost, self.pacing.tokens) >= reached * (1 + WORTH):
-                ranked += (more := self.trials.rank(entry))
-                lost += [(each.scanned, each.tokens_per_second) for each in more]
+            if at_most(entry, self.trials.reached, self.pacing.tokens) >= reached * (1 + WORTH):
+                ranked += self.trials.rank(entry)
         return sorted(ranked, key=lambda each: -each.tokens_per_second)
 
     def settle(self, chosen: Simulated, candidates: Sequence[Candidate]) -> Simulated:

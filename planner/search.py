@@ -45,7 +45,7 @@ class Search:
     def find(self, candidates: Sequence[Candidate], *, between: bool) -> Found | None:
         """The smallest batch that is good enough of all that the user allows, and what was tried on the way; None where
         nothing fits. `between`: look at numbers of micro-batches between those of the ladder too."""
-        if all(map(self.fitter.cannot_fit, least_of(candidates))):
+        if all(map(self._cannot_fit, least_of(candidates))):
             return None
         scan = self.scanner.scan(candidates)
         if between:
@@ -59,6 +59,13 @@ class Search:
         ranked += self.look_beyond(others, scan.known, ranked)
         chosen = self.choose(ranked, candidates)
         return Found(chosen, scan, ranked) if chosen else None
+
+    def _cannot_fit(self, candidate: Candidate) -> bool:
+        """Whether even the leanest takes too much; where the program has room by its estimate, that is not asked."""
+        entry = (
+            self.scanner.one(candidate, self.fitter.branches(candidate)) if self.fitter.has_room(candidate) else None
+        )
+        return entry is None and self.fitter.cannot_fit(candidate)
 
     def _looked_at(self, scan: Scan, candidates: Sequence[Candidate]) -> Scan:
         """`scan` with the bounds of `candidates`, which it left out."""
@@ -121,10 +128,9 @@ class Search:
         """The smallest batch that is likely good enough, of those with fewer rows than what is good enough so far."""
         reached = ENOUGH * max(found.tokens_per_second for found in ranked)
         rows = smallest_good_enough(ranked).candidate.global_batch
-        lost = [(found.scanned, found.tokens_per_second) for found in ranked]
         for entry in sorted(scanned, key=lambda entry: entry.candidate.order):
             smaller = entry.candidate.global_batch < rows and not self.trials.has_ranked(entry.candidate)
-            if smaller and expected(entry, lost, self.pacing.tokens) >= reached:
+            if smaller and expected(entry, self.trials.reached, self.pacing.tokens) >= reached:
                 return entry
         return None
 

@@ -42,6 +42,11 @@ class Trials:
         """Whether it was looked at before."""
         return candidate in self._ranked
 
+    @property
+    def reached(self) -> list[tuple[Scanned, float]]:
+        """What was looked at and fits, with its tokens/s."""
+        return [(found.scanned, found.tokens_per_second) for each in self._ranked.values() for found in each]
+
     def rank(self, entry: Scanned) -> list[Ranked]:
         """`entry` as shortened models run it; nothing when it does not fit."""
         if entry.candidate not in self._ranked:

@@ -211,10 +211,10 @@ class Fitter:
         candidate, own, found = solved.fitted.candidate, solved.fitted.needs, dict[Room, tuple[int, float]]()
         absent: Room = "device memory" if self.fixed.unified_memory else "ssd space"
         memories = [room for room in rooms if room not in (absent, "ssd space")]
-        lean = [sketch.needs for sketch in self._lean_sketches(candidate, every=True)] if memories else []
         for constraint in memories:
             found[constraint] = own.of(constraint), solved.program.seconds
-            fits = [needs for needs in lean if not needs.over(self.budget.without(constraint))]
+            lean = self._lean_sketches(candidate, every=constraint == "device memory")
+            fits = [each.needs for each in lean if not each.needs.over(self.budget.without(constraint))]
             least = min(fits, key=lambda needs: needs.of(constraint), default=own)
             if least.of(constraint) < own.of(constraint):
                 # As if all of it, and of the other budget, were for what stays.
