@@ -12,6 +12,18 @@ from ..quantities import number
 from ..tables import spread
 
 Facts = list[tuple[str, str]]
+ASSUMED_ERROR = 0.1
+"""By how much of it a part that is not the compute is taken to be off where it bounds the step."""
+_NOT_COMPARED = "no published training that it bounds was compared"
+_PARTS = {
+    "compute": "compute",
+    "ssd": "drives",
+    "link to device": "link",
+    "link from device": "link",
+    "cpu updates": "update rate",
+    "network": "network",
+}
+"""What may bound a step of a GPU -> the part of `Sensitivity.resource`, twice as fast."""
 _WORDS = {"given": "given", "measured": "measured", "data sheet": "by data sheets", "assumed": "assumed"}
 
 
@@ -28,26 +40,32 @@ class Basis:
 
 
 def likely(plan: Plan, basis: Basis | None) -> tuple[float, float] | None:
-    """The least and the most tokens a second if compute is off by the error; None where compute is not what bounds the
-    step, or no error is known. The most is no more than a device twice as fast would bring."""
+    """The least and the most tokens a second if what bounds the step is off by its error; None where no error is known.
+    The most is no more than such a part twice as fast would bring."""
     p = plan.prediction
-    if basis is None or basis.error is None or p.bound_by != "compute" or plan.decision.zeroth_order:
+    if basis is None or plan.decision.zeroth_order:
         return None
-    gains = [row.throughput_gain for row in plan.sensitivity if row.resource == "compute"]
-    most = min([1 / (1 - basis.error), *(1 + max(gain, 0.0) for gain in gains)])
-    return p.tokens_per_second / (1 + basis.error), p.tokens_per_second * most
+    error, part = basis.error if p.bound_by == "compute" else ASSUMED_ERROR, _PARTS.get(p.bound_by)
+    if error is None or part is None:
+        return None
+    gains = [row.throughput_gain for row in plan.sensitivity if row.resource == part]
+    most = min([1 / (1 - error), *(1 + max(gain, 0.0) for gain in gains)])
+    return p.tokens_per_second / (1 + error), p.tokens_per_second * most
 
 
 def likely_facts(plan: Plan, basis: Basis) -> Facts:
     """The range in words, or that there is none."""
-    found = likely(plan, basis)
-    if found and basis.error:
+    found, bound_by = likely(plan, basis), plan.prediction.bound_by
+    if found:
         rates = f"{number(found[0])} to {number(found[1])} tokens/s"
-        words = f"{rates} with compute within {basis.error:.0%}, {basis.evidence}"
+        if bound_by == "compute" and basis.error:
+            words = f"{rates} with compute within {basis.error:.0%}, {basis.evidence}"
+        else:
+            words = f"{rates} with {bound_by} within {ASSUMED_ERROR:.0%}, assumed: {_NOT_COMPARED}"
     elif plan.decision.zeroth_order:
         words = "no range: no published training without gradients was compared"
-    elif plan.prediction.bound_by != "compute":
-        words = f"no range: bound by {plan.prediction.bound_by}, which no published training was compared with"
+    elif bound_by != "compute":
+        words = f"no range: bound by {bound_by}, and {_NOT_COMPARED}"
     else:
         words = f"no range: {basis.evidence}"
     return spread("range", words)

@@ -71,7 +71,7 @@ WHAT_IF = WhatIf("smollm2-135m", "rtx-4090", ["samsung-990-pro"], GIB, sequence_
     ],
     ids=["gpu", "none", "assumed", "given", "mixture"],
 )
-def test_an_estimate_has_a_range_only_where_such_estimates_were_compared(what_if: WhatIf, has: str) -> None:
+def test_compute_has_an_error_only_where_such_estimates_were_compared(what_if: WhatIf, has: str) -> None:
     error, evidence = error_of(what_if)
     assert has in evidence and (error is not None) == (what_if is WHAT_IF)
 
@@ -95,10 +95,20 @@ def test_the_range_is_of_what_bounds_the_step() -> None:
     rate = plan.prediction.tokens_per_second
     assert likely(changed(), basis) == pytest.approx((rate / 1.06, rate / 0.94))
     assert likely(changed(gain=0.03), basis) == pytest.approx((rate / 1.06, 1.03 * rate))
-    assert likely(changed(bound_by="ssd"), basis) is likely(changed(), None) is None
-    assert likely(changed(), Basis({}, None, "why")) is None
+    assert likely(changed(), None) is likely(changed(), Basis({}, None, "why")) is None
+    assert likely(changed("ssd"), Basis({}, None, "why")) == pytest.approx((rate / 1.1, rate / 0.9))
+    assert likely(changed("ssd", 0.03), basis) == pytest.approx((rate / 1.1, 1.03 * rate))
+    assert likely(changed("compute and updates (shared cores)"), basis) is None
     told = f"{number(rate / 1.06)} to {number(rate / 0.94)} tokens/s with compute within 6%, as it is"
-    for shown, words in ((changed(), told), (changed("ssd"), "no range: bound by ssd")):
+    by_ssd = (
+        f"{number(rate / 1.1)} to {number(rate / 0.9)} tokens/s with ssd within 10%, assumed: no published training"
+    )
+    by_cores = "no range: bound by compute and updates (shared cores), and no published training that it bounds"
+    for shown, words in (
+        (changed(), told),
+        (changed("ssd"), by_ssd),
+        (changed("compute and updates (shared cores)"), by_cores),
+    ):
         text = describe_briefly(shown, build_schedule(plan.model, plan.decision), "more", None, basis)
         assert words in " ".join(text.split())
 
