@@ -34,24 +34,27 @@ def planned(profile: Profile, told: Told = "step", gib: int = 8) -> Plan:
 
 
 def test_slow_sizes_are_left_out_and_change_no_plan(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
-    bounded: list[int] = []
+    bounded: list[Candidate] = []
     bound = scanning.Scanner.bound
 
     def noted(self: scanning.Scanner, model: object, candidate: Candidate, branch: object) -> object:
-        bounded.append(candidate.micro_batch_size)
+        bounded.append(candidate)
         return bound(self, model, candidate, branch)  # type: ignore[arg-type]
 
     monkeypatch.setattr(scanning.Scanner, "bound", noted)
     plan = planned(profile)
-    assert set(bounded) == {4, 16} or set(bounded) == {16}
+    slow = [candidate for candidate in bounded if candidate.micro_batch_size == 1]
+    assert len(bounded) > 10 and set(slow) == {Candidate(1, 1)}, "of the least alone it is asked whether it fits"
     monkeypatch.setattr(scanning, "SLOW", 0.0)
-    assert planned(profile).decision == plan.decision and 1 in bounded
+    bounded.clear()
+    assert planned(profile).decision == plan.decision
+    assert any(candidate.micro_batch_size == 1 < candidate.micro_batches for candidate in bounded)
 
 
 def test_slow_sizes_are_among_the_alternatives(profile: Profile) -> None:
     plan, screen = planned(profile, "all"), planned(profile, "screen")
     assert {entry.micro_batch_size for entry in plan.alternatives} == {1, 4, 16}
-    assert screen.decision == plan.decision == planned(profile).decision
+    assert screen.decision == plan.decision
     assert screen.sensitivity == plan.sensitivity
     assert [row.budget for row in plan.least] == ["host memory", "device memory", "ssd space"]
     assert screen.least == plan.least[:1], "a first screen tells of host memory alone"
