@@ -61,11 +61,11 @@ class Search:
         return Found(chosen, scan, ranked) if chosen else None
 
     def _cannot_fit(self, candidate: Candidate) -> bool:
-        """Whether even the leanest takes too much; where the program has room by its estimate, that is not asked."""
-        entry = (
-            self.scanner.one(candidate, self.fitter.branches(candidate)) if self.fitter.has_room(candidate) else None
-        )
-        return entry is None and self.fitter.cannot_fit(candidate)
+        """Whether even the leanest takes too much. That is not looked at, for it takes long, where the device has room
+        for the pipeline and the program finds a placement."""
+        room = self.fitter.has_room(candidate)
+        found = self.scanner.one(candidate, self.fitter.branches(candidate)) if room else None
+        return found is None and self.fitter.cannot_fit(candidate)
 
     def _looked_at(self, scan: Scan, candidates: Sequence[Candidate]) -> Scan:
         """`scan` with the bounds of `candidates`, which it left out."""
