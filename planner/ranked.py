@@ -104,9 +104,10 @@ def at_most(entry: Scanned, others: Iterable[tuple[Scanned, float]], tokens: Cal
 
 
 def expected(entry: Scanned, others: Iterable[tuple[Scanned, float]], tokens: Callable[[Candidate], int]) -> float:
-    """Tokens/s that a candidate is likely to reach: by its bound, and the seconds that `others` of its size, or where
-    there are none all others, lost beside theirs. Between those with the next fewer and the next more rows these are on
-    a line; beside all of them half of what the nearest lost was lost once a step, and half for each of its rows."""
+    """Tokens/s that a candidate is likely to reach: by its bound, and the seconds that a step of it is likely to lose.
+    `others` of its size, or where there are none all others, say how many, by what they lost beside their own bounds.
+    With rows between those of two others it loses what is on the line between them. With fewer rows than all, or more,
+    half of what the nearest lost is taken to be lost once a step, and half in proportion to the rows."""
     known = [
         (other.candidate, tokens(other.candidate) * (1 / reached - 1 / other.tokens_per_second))
         for other, reached in others

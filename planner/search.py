@@ -22,6 +22,9 @@ from .saving import Saving
 from .scanning import Scan
 from .trials import Trials
 
+NEARLY = 4 / 3
+"""Times a device's memory: what a pipeline takes of it at the usual pace where a pace that hides less may fit."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -61,11 +64,11 @@ class Search:
         return Found(chosen, scan, ranked) if chosen else None
 
     def _cannot_fit(self, candidate: Candidate) -> bool:
-        """Whether even the leanest takes too much; where the program has room by its estimate, that is not asked."""
-        entry = (
-            self.scanner.one(candidate, self.fitter.branches(candidate)) if self.fitter.has_room(candidate) else None
-        )
-        return entry is None and self.fitter.cannot_fit(candidate)
+        """Whether even the leanest takes too much. That is not looked at, for it takes long, where the device has room
+        for the pipeline and the program finds a placement."""
+        room = self.fitter.has_room(candidate)
+        found = self.scanner.one(candidate, self.fitter.branches(candidate)) if room else None
+        return found is None and self.fitter.cannot_fit(candidate)
 
     def _looked_at(self, scan: Scan, candidates: Sequence[Candidate]) -> Scan:
         """`scan` with the bounds of `candidates`, which it left out."""
@@ -137,15 +140,20 @@ class Search:
     def look_beyond(
         self, candidates: Sequence[Candidate], scanned: Sequence[Scanned], ranked: Sequence[Ranked]
     ) -> list[Ranked]:
-        """Of the candidates for whose buffers the estimate left no room on host the largest that fit after all, where
-        they could be noticeably faster than what fits without doubt."""
+        """Of the candidates for whose buffers the estimate left no room the largest that fit after all, where they
+        could be noticeably faster than what fits without doubt. On host the estimate may be too careful. On the device
+        it is of the usual pace, and others take less. Micro-batches of which the device has room for none at that pace
+        leave less for saved activations: they are looked at where their bound is clearly faster."""
         reached = max((found.tokens_per_second for found in ranked), default=0.0)
         seen = {entry.candidate for entry in scanned}
+        sizes = {each.micro_batch_size for each in smallest_of(candidates) if self.fitter.has_room(each)}
         left = []
         for candidate in candidates:
-            if candidate not in seen and self.fitter.has_room(candidate):
-                entry = self.scanner.one(candidate, self.fitter.at_most(self.fitter.branches(candidate)))
-                if entry is not None and ENOUGH * entry.tokens_per_second > reached:
+            least = reached / (ENOUGH if candidate.micro_batch_size in sizes or not sizes else CLOSE)
+            may = candidate not in seen and self.scanner.most_tokens_per_second(candidate) > least
+            if may and self.fitter.has_room(candidate, NEARLY):
+                entry = self.scanner.surely(candidate, self.fitter.branches(candidate))
+                if entry is not None and entry.tokens_per_second > least:
                     left.append(entry)
         return self._largest_that_fit(sorted(left, key=lambda entry: (-entry.tokens_per_second, entry.candidate.order)))
 

@@ -42,6 +42,8 @@ DTYPES = frozenset(
     }
 )
 """What weights may be saved in."""
+THETAS = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
+"""Names that the base of rotary embeddings has; the second is Gemma 3's for blocks that see a window."""
 LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 """What `layer_types` may say of a block: all of these have the same tensors."""
 _SIZES = {
@@ -178,9 +180,11 @@ class _Reading:
                 f"{heads:,} heads cannot share {kv_heads:,} heads of keys evenly (num_attention_heads and "
                 "num_key_value_heads, or what transformers takes where the file has none)"
             )
-        width = head_width or hidden // heads
+        width, said = (
+            (head_width, "head_dim") if head_width else (hidden // heads, "hidden_size by num_attention_heads")
+        )
         if build.form == "gated" and width % 2:
-            self._refuse(f"heads of {width:,} elements (head_dim), and rotary embeddings turn pairs of them")
+            self._refuse(f"heads of {width:,} elements ({said}), and rotary embeddings turn pairs of them")
         experts = self._experts() if family.mixture else None
         learned = build.position_rows is not None
         own = self._size if learned else self._own
@@ -252,19 +256,22 @@ class _Reading:
         self._require_theta(self.fields)
 
     def _require_theta(self, fields: Mapping[str, Any]) -> None:
-        theta = fields.get("rope_theta")
-        if theta is None:
-            return
-        if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
-            self._refuse(f"rope_theta is {_shown(theta)}, no number above 0")
+        """The base of rotary embeddings, by any of its names, is one that powers are taken of."""
+        for key in THETAS:
+            theta = fields.get(key)
+            number = isinstance(theta, int | float) and not isinstance(theta, bool)
+            if theta is not None and (not number or theta <= 0):
+                self._refuse(f"{key} is {_shown(theta)}, no number above 0")
 
     def _require_dtype(self) -> None:
-        """What its weights are saved in is a word of torch's."""
+        """What its weights are saved in is a word for that. A model around a text model may have one for each part."""
         for fields in (self.fields, self.outer):
             for key in ("dtype", "torch_dtype"):
                 said = fields.get(key)
-                if said is not None and (not isinstance(said, str) or said.removeprefix("torch.") not in DTYPES):
-                    self._refuse(f"{key} is {_shown(said)}, which torch does not know")
+                parts = said.values() if isinstance(said, dict) and fields is not self.fields else (said,)
+                for each in parts:
+                    if each is not None and (not isinstance(each, str) or each.removeprefix("torch.") not in DTYPES):
+                        self._refuse(f"{key} is {_shown(each)}, and no weights are saved in that")
 
     def _activation(self) -> str | None:
         """The function of its MLP by the name that the file says; None where the class decides."""

@@ -1,7 +1,7 @@
 """Decided: the decision that an answer of the program stands for.
 
-Owns how choices, budgets and a pace become a `Decision`, and the one whose pipeline is measured. What it takes, others
-find out.
+Owns how choices, budgets and a pace become a `Decision`, and which decision shows what a pipeline takes. How much that
+is, others find out.
 """
 
 from dataclasses import replace

@@ -4,7 +4,7 @@ Owns the estimate, and the last schedules that were built. It decides nothing.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from ssdplan.plans.documents.plan import Decision
 from ssdplan.plans.documents.profile import Model
@@ -22,6 +22,9 @@ from .transit import bookkeeping_of
 
 KEPT = (2, 8)
 """As many of the last schedules of whole and of shortened models are kept."""
+FEW_STAY = 0.25
+"""Of the blocks. Where the device keeps no more of them, somewhere three pass one after another, which is as many as a
+pipeline has buffers for: it takes as much as where all pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +85,19 @@ class Builder:
 
     def at_least(self, decision: Decision) -> Needs:
         """What a decision takes at least, from the schedule of a shortened model and the program's forms for the
-        rest."""
-        return self._at_least(decision)[0]
+        rest. Where the device keeps more than `FEW_STAY` of a class, less may pass through than where it keeps none,
+        and no less than where it keeps all."""
+        least, _ = self._at_least(decision)
+        whole = _with_all_that_stay(decision)
+        if _all_or_nothing(decision) == whole or len(self.short.layers) == len(self.model.layers):
+            return least
+        return Needs(*map(min, astuple(least), astuple(self._at_least(decision, whole)[0])))
 
-    def _at_least(self, decision: Decision) -> tuple[Needs, Peaks]:
-        """The same, and the peaks of the shortened model."""
+    def _at_least(self, decision: Decision, as_if: Decision | None = None) -> tuple[Needs, Peaks]:
+        """The same with the pipeline of `as_if`, and the peaks of the shortened model."""
         fewer = len(self.short.layers) < len(self.model.layers)
-        less = _all_or_nothing(decision) if fewer else decision
-        schedule = self.in_short(decision)
+        less = _all_or_nothing(as_if or decision) if fewer else decision
+        schedule = self.in_short(less)
         peaks = predict_peaks(schedule, self.short, less)
         built = _needs(schedule, peaks)
         if not fewer:
@@ -143,6 +151,22 @@ def _all_or_nothing(decision: Decision) -> Decision:
         for name, p in decision.placement.items()
     }
     there = float(decision.checkpoint_device == 1.0)
+    return decision.model_copy(update={"placement": placement, "checkpoint_device": there})
+
+
+def _with_all_that_stay(decision: Decision) -> Decision:
+    """`decision` with the device keeping all of what it keeps more than a few of."""
+    placement = {
+        name: p.model_copy(
+            update={
+                "parameters_device": float(p.parameters_device > FEW_STAY),
+                "parameters_turn": 0.0,
+                "optimizer_device": float(p.optimizer_device > FEW_STAY),
+            }
+        )
+        for name, p in decision.placement.items()
+    }
+    there = float(decision.checkpoint_device > FEW_STAY)
     return decision.model_copy(update={"placement": placement, "checkpoint_device": there})
 
 

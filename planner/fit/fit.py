@@ -209,9 +209,8 @@ class Fitter:
         What the shortened model takes, rounded up.
         """
         candidate, own, found = solved.fitted.candidate, solved.fitted.needs, dict[Room, tuple[int, float]]()
-        absent: Room = "device memory" if self.fixed.unified_memory else "ssd space"
-        memories = [room for room in rooms if room not in (absent, "ssd space")]
-        for constraint in memories:
+        memories: tuple[Room, ...] = ("host memory",) if self.fixed.unified_memory else ("host memory", "device memory")
+        for constraint in (memory for memory in memories if memory in rooms):
             found[constraint] = own.of(constraint), solved.program.seconds
             lean = self._lean_sketches(candidate, every=constraint == "device memory")
             fits = [each.needs for each in lean if not each.needs.over(self.budget.without(constraint))]

@@ -205,3 +205,20 @@ def test_more_micro_batches_are_tried_beside_one_that_waits() -> None:
     free = planned(profile, 32, wear_price=0.0)
     three = planned(profile, 32, wear_price=0.0, micro_batch_size=8, micro_batches=3)
     assert free.prediction.tokens_per_second > 0.99 * three.prediction.tokens_per_second
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "ssd", "gib", "size", "n"),
+    [
+        ("gemma-3-12b", "rtx-4070", "samsung-980-pro*2", 64, 1, 4),
+        ("gpt-oss-20b", "rtx-4090", "crucial-t705", 96, 4, 22),
+    ],
+)
+def test_what_fits_at_a_pace_that_hides_less_is_looked_at_too(
+    model: str, gpu: str, ssd: str, gib: int, size: int, n: int
+) -> None:
+    """At the usual pace one device has room for three rows at most, and the other for no micro-batches of four. More
+    rows hide more of what moves."""
+    profile = estimate(WhatIf(model, gpu, [ssd], gib * GIB, sequence_length=8192))
+    free, alone = (planned(profile, gib, **asked) for asked in ({}, {"micro_batch_size": size, "micro_batches": n}))
+    assert free.prediction.tokens_per_second > 0.98 * alone.prediction.tokens_per_second

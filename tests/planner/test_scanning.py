@@ -162,9 +162,7 @@ def test_a_step_is_likely_to_lose_what_others_with_about_as_many_rows_lost() -> 
     entry = scanned(4, 4, 2.0)  # 16 rows in 8 s
     few, many = (scanned(4, 2, 2.0), 8 / 6), (scanned(4, 6, 4.0), 24 / 7)  # 8 rows lost 2 s, 24 rows 1 s
     assert expected(entry, [few, many], rows) == pytest.approx(16 / 9.5)  # halfway
-    assert expected(entry, [few], rows) == pytest.approx(
-        16 / 11
-    )  # twice the rows: as much once, twice as much for them
+    assert expected(entry, [few], rows) == pytest.approx(16 / 11)  # twice the rows: 1 s once, 2 s for them
     assert expected(entry, [many], rows) == pytest.approx(16 / (8 + (1 + 2 / 3) / 2))
     assert expected(scanned(4, 1, 2.0), [few, many], rows) == pytest.approx(4 / 3.5)
     other = (scanned(2, 8, 4.0), 16 / 8)  # of another size 16 rows lost 4 s

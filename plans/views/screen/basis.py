@@ -13,7 +13,7 @@ from ..tables import spread
 
 Facts = list[tuple[str, str]]
 ASSUMED_ERROR = 0.1
-"""By how much of it a part that is not the compute is taken to be off where it bounds the step."""
+"""By what share of their seconds drives, a link, updates or a network are taken to be off where they bound a step."""
 _NOT_COMPARED = "no published training that it bounds was compared"
 _PARTS = {
     "compute": "compute",
@@ -23,7 +23,8 @@ _PARTS = {
     "cpu updates": "update rate",
     "network": "network",
 }
-"""What may bound a step of a GPU -> the part of `Sensitivity.resource`, twice as fast."""
+"""`Prediction.bound_by` -> the `Sensitivity.resource` that has that part twice as fast. Cores that compute and updates
+share are not here: nothing says how far off they are."""
 _WORDS = {"given": "given", "measured": "measured", "data sheet": "by data sheets", "assumed": "assumed"}
 
 

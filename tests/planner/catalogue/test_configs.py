@@ -266,9 +266,14 @@ FALCON = QWEN | {"model_type": "falcon", "new_decoder_architecture": True, "num_
         ({"rope_parameters": {"full_attention": {"rope_type": "zork"}}}, 'rope_type of rope_parameters is "zork"'),
         *(({"rope_theta": theta}, "rope_theta is .*, no number above 0") for theta in (0, -1.5, "10000", True, [1])),
         ({"rope_parameters": {"full_attention": {"rope_theta": 0}}}, "rope_theta is 0, no number above 0"),
+        *(({key: 0}, f"{key} is 0, no number above 0") for key in ("rope_local_base_freq", "rotary_emb_base")),
+        ({"head_dim": None, "hidden_size": 68}, r"heads of 17 elements \(hidden_size by num_attention_heads\)"),
         ({"head_dim": 17}, r"heads of 17 elements \(head_dim\), and rotary embeddings turn pairs"),
-        *(({"dtype": name}, "dtype is .*, which torch does not know") for name in ("float7", 16, ["float32"], "")),
-        ({"torch_dtype": "bfloat"}, 'torch_dtype is "bfloat", which torch does not know'),
+        *(
+            ({"dtype": name}, "dtype is .*, and no weights are saved in that")
+            for name in ("float7", 16, ["float32"], "int32", {"": "bfloat16"})
+        ),
+        ({"torch_dtype": "bfloat"}, 'torch_dtype is "bfloat", and no weights are saved in that'),
         ({"is_encoder_decoder": True}, "is_encoder_decoder is true"),
         ({"architectures": "Qwen3ForCausalLM"}, 'architectures is "Qwen3ForCausalLM", no list of names'),
         ({"architectures": [5]}, "architectures is list, no list of names"),
@@ -332,6 +337,18 @@ def test_what_is_not_understood_is_refused_with_the_way_out(fields: dict[str, An
         shape_of_path(file)
     assert "\x1b" not in str(refused.value) and len(str(refused.value)) < 1500
     assert "ssdplan profile DIR" in str(refused.value)
+
+
+def test_the_parts_of_a_model_may_be_saved_in_other_dtypes(tmp_path: Path) -> None:
+    """As transformers writes them; of a text model by itself a word is expected (above)."""
+    file = tmp_path / "config.json"
+    dtypes = {"": "float32", "text_config": "bfloat16", "vision_config": None}
+    around = {"model_type": "llava", "text_config": QWEN, "dtype": dtypes}
+    file.write_text(json.dumps(around))
+    assert shape_of_path(file).hidden == QWEN["hidden_size"]
+    file.write_text(json.dumps(around | {"dtype": dtypes | {"vision_config": "zork"}}))
+    with pytest.raises(UsageError, match='dtype is "zork", and no weights are saved in that'):
+        shape_of_path(file)
 
 
 def test_the_names_of_functions_are_those_of_transformers() -> None:
