@@ -89,42 +89,51 @@ def smallest_good_enough(ranked: Sequence[Ranked]) -> Ranked:
     return min(enough, key=lambda found: (found.candidate.global_batch, -found.tokens_per_second))
 
 
-def at_most(entry: Scanned, others: Iterable[tuple[Scanned, float]], tokens: Callable[[Candidate], int]) -> float:
+Tokens = Callable[[Candidate], int]
+"""Of a candidate's step."""
+
+
+def at_most(entry: Scanned, others: Iterable[tuple[Scanned, float]], tokens: Tokens) -> float:
     """Tokens/s that a candidate may reach: by its bound, and a part of the least seconds that `others` of its size,
-    which reached as many as that, lost beside theirs. `tokens`: of a candidate's step."""
+    which reached as many as that, lost beside theirs."""
     lost = [
-        tokens(other.candidate)
-        * (1 / reached - 1 / other.tokens_per_second)
-        * min(entry.candidate.micro_batches / other.candidate.micro_batches, 1.0)
-        for other, reached in others
-        if other.candidate.micro_batch_size == entry.candidate.micro_batch_size
+        seconds * min(entry.candidate.micro_batches / other.micro_batches, 1.0)
+        for other, seconds in _lost(others, tokens)
+        if other.micro_batch_size == entry.candidate.micro_batch_size
     ]
-    own = tokens(entry.candidate)
-    return own / (own / entry.tokens_per_second + LOST * max(min(lost, default=0.0), 0.0))
+    return _losing(entry, LOST * min(lost, default=0.0), tokens)
 
 
-def expected(entry: Scanned, others: Iterable[tuple[Scanned, float]], tokens: Callable[[Candidate], int]) -> float:
+def expected(entry: Scanned, others: Iterable[tuple[Scanned, float]], tokens: Tokens) -> float:
     """Tokens/s that a candidate is likely to reach: by its bound, and the seconds that a step of it is likely to lose.
     `others` of its size, or where there are none all others, say how many, by what they lost beside their own bounds.
     With rows between those of two others it loses what is on the line between them. With fewer rows than all, or more,
     half of what the nearest lost is taken to be lost once a step, and half in proportion to the rows."""
-    known = [
-        (other.candidate, tokens(other.candidate) * (1 / reached - 1 / other.tokens_per_second))
-        for other, reached in others
-    ]
+    known = _lost(others, tokens)
     if not known:
         return entry.tokens_per_second
     alike = [each for each in known if each[0].micro_batch_size == entry.candidate.micro_batch_size] or known
-    points = sorted((candidate.global_batch, seconds) for candidate, seconds in alike)
-    rows, own = entry.candidate.global_batch, tokens(entry.candidate)
+    points, rows = sorted((other.global_batch, seconds) for other, seconds in alike), entry.candidate.global_batch
     fewer, more = [each for each in points if each[0] <= rows], [each for each in points if each[0] > rows]
     if fewer and more:
         (low, at_low), (high, at_high) = fewer[-1], more[0]
-        lost = at_low + (rows - low) / (high - low) * (at_high - at_low)
-    else:
-        nearest, at_nearest = fewer[-1] if fewer else more[0]
-        lost = at_nearest * (1 + rows / nearest) / 2
-    return own / (own / entry.tokens_per_second + max(lost, 0.0))
+        return _losing(entry, at_low + (rows - low) / (high - low) * (at_high - at_low), tokens)
+    nearest, at_nearest = fewer[-1] if fewer else more[0]
+    return _losing(entry, at_nearest * (1 + rows / nearest) / 2, tokens)
+
+
+def _lost(others: Iterable[tuple[Scanned, float]], tokens: Tokens) -> list[tuple[Candidate, float]]:
+    """The seconds that a step of each of `others`, which reached as many tokens/s as that, lost beside its bound."""
+    return [
+        (other.candidate, tokens(other.candidate) * (1 / reached - 1 / other.tokens_per_second))
+        for other, reached in others
+    ]
+
+
+def _losing(entry: Scanned, seconds: float, tokens: Tokens) -> float:
+    """Tokens/s of a step that loses so many seconds beside its bound; of negative ones it loses none."""
+    own = tokens(entry.candidate)
+    return own / (own / entry.tokens_per_second + max(seconds, 0.0))
 
 
 def with_more_room(own: Candidate, known: Iterable[Candidate], sizes: Iterable[int]) -> list[Candidate]:

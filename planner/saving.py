@@ -86,16 +86,14 @@ class Saving:
         shortened models must agree. None where there is none."""
         before = [each.tokens_per_second for each in self.trials.rank(own)]
         least, ranked = max([plain.tokens_per_second, *before]), list[Ranked]()
-        lost = [(own, reached) for reached in before]
         for entry in self._further(own, known, waits=bool(before) and before[0] * WAITING < own.tokens_per_second):
             reached = max([least, *(each.tokens_per_second for each in ranked)])
-            if ENOUGH * at_most(entry, lost, self.pacing.tokens) <= reached:
+            if ENOUGH * at_most(entry, self.trials.reached, self.pacing.tokens) <= reached:
                 continue
             more = self.trials.rank(entry)
             if not more:  # nor do more micro-batches fit
                 break
             ranked += more
-            lost += [(entry, each.tokens_per_second) for each in more]
         faster = [each for each in ranked if ENOUGH * each.tokens_per_second > least]
         best = smallest_good_enough(faster).scanned if faster else None
         found = self.trials.simulate(best.candidate, best.branches, plain) if best else None

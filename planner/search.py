@@ -23,7 +23,7 @@ from .scanning import Scan
 from .trials import Trials
 
 NEARLY = 4 / 3
-"""Times a device's memory: what a pipeline takes of it at the usual pace where a pace that hides less may fit."""
+"""Times a device's memory. A pipeline that takes no more than that at the usual pace may fit at one that hides less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,8 @@ class Search:
         return Search(self.model, self.machine, self.fitter.with_recompute("all"), paces=False)
 
     def narrow_down(self, scanned: list[Scanned]) -> list[Ranked]:
-        """Simulate the best candidates on shortened models: enough to find about the smallest batch that suffices.
+        """Simulate the best of `scanned`, which are in the order of their batches, on shortened models: enough to find
+        about the smallest batch that suffices.
 
         The program's fastest first. Where the program sees a plateau, a larger batch still hides more of what its
         stages wait for each other, so larger ones follow as long as they are faster. Then smaller ones, each time the
@@ -131,9 +132,10 @@ class Search:
         """The smallest batch that is likely good enough, of those with fewer rows than what is good enough so far."""
         reached = ENOUGH * max(found.tokens_per_second for found in ranked)
         rows = smallest_good_enough(ranked).candidate.global_batch
-        for entry in sorted(scanned, key=lambda entry: entry.candidate.order):
+        tried = self.trials.reached
+        for entry in scanned:
             smaller = entry.candidate.global_batch < rows and not self.trials.has_ranked(entry.candidate)
-            if smaller and expected(entry, self.trials.reached, self.pacing.tokens) >= reached:
+            if smaller and expected(entry, tried, self.pacing.tokens) >= reached:
                 return entry
         return None
 
@@ -142,8 +144,8 @@ class Search:
     ) -> list[Ranked]:
         """Of the candidates for whose buffers the estimate left no room the largest that fit after all, where they
         could be noticeably faster than what fits without doubt. On host the estimate may be too careful. On the device
-        it is of the usual pace, and others take less. Micro-batches of which the device has room for none at that pace
-        leave less for saved activations: they are looked at where their bound is clearly faster."""
+        it is of the usual pace, and others take less. Where the device has no room at that pace for one micro-batch of
+        a size, it has little left for saved activations: such a size is looked at where its bound is clearly faster."""
         reached = max((found.tokens_per_second for found in ranked), default=0.0)
         seen = {entry.candidate for entry in scanned}
         sizes = {each.micro_batch_size for each in smallest_of(candidates) if self.fitter.has_room(each)}
@@ -196,7 +198,7 @@ class Search:
         """The candidate with half as many micro-batches again as `best`, if it could be noticeably faster."""
         mine = (
             entry
-            for entry in sorted(scanned, key=lambda entry: entry.candidate.order)
+            for entry in scanned
             if entry.candidate.micro_batch_size == best.candidate.micro_batch_size
             and 2 * entry.candidate.micro_batches >= 3 * best.candidate.micro_batches
         )

@@ -88,7 +88,7 @@ class Builder:
         rest. Where the device keeps more than `FEW_STAY` of a class, less may pass through than where it keeps none,
         and no less than where it keeps all."""
         least, _ = self._at_least(decision)
-        whole = _with_all_that_stay(decision)
+        whole = _all_or_nothing(decision, FEW_STAY)
         if _all_or_nothing(decision) == whole or len(self.short.layers) == len(self.model.layers):
             return least
         return Needs(*map(min, astuple(least), astuple(self._at_least(decision, whole)[0])))
@@ -137,36 +137,24 @@ def _unlike_ranks(model: Model, decision: Decision) -> list[int]:
     return sorted(kinds.values())[1:]
 
 
-def _all_or_nothing(decision: Decision) -> Decision:
-    """`decision` with the device keeping all of a class or none: of a share, a shortened model has no
-    states, and its pipeline is that of nothing kept."""
+def _all_or_nothing(decision: Decision, more_than: float = 1.0) -> Decision:
+    """`decision` with the device keeping all of a class, where it does or keeps `more_than` that share, or none: of a
+    share, a shortened model has no states, and its pipeline is that of nothing kept."""
+
+    def rounded(share: float) -> float:
+        return float(share == 1.0 or share > more_than)
+
     placement = {
         name: p.model_copy(
             update={
-                "parameters_device": float(p.parameters_device == 1.0),
+                "parameters_device": rounded(p.parameters_device),
                 "parameters_turn": 0.0,
-                "optimizer_device": float(p.optimizer_device == 1.0),
+                "optimizer_device": rounded(p.optimizer_device),
             }
         )
         for name, p in decision.placement.items()
     }
-    there = float(decision.checkpoint_device == 1.0)
-    return decision.model_copy(update={"placement": placement, "checkpoint_device": there})
-
-
-def _with_all_that_stay(decision: Decision) -> Decision:
-    """`decision` with the device keeping all of what it keeps more than a few of."""
-    placement = {
-        name: p.model_copy(
-            update={
-                "parameters_device": float(p.parameters_device > FEW_STAY),
-                "parameters_turn": 0.0,
-                "optimizer_device": float(p.optimizer_device > FEW_STAY),
-            }
-        )
-        for name, p in decision.placement.items()
-    }
-    there = float(decision.checkpoint_device > FEW_STAY)
+    there = rounded(decision.checkpoint_device)
     return decision.model_copy(update={"placement": placement, "checkpoint_device": there})
 
 

@@ -64,9 +64,9 @@ class Highs(pulp.LpSolver):
             self._highs.setOptionValue("presolve", presolve)
             self._highs.run()
             status = _STATUS.get(self._highs.getModelStatus(), pulp.LpStatusNotSolved)
-            if status == pulp.LpStatusOptimal:
+            if status != pulp.LpStatusNotSolved:
                 break
-            self._highs.clearSolver()  # factors far apart: simplified it may have a point after all
+            self._highs.clearSolver()  # undecided, for its factors are far apart: simplified it may be decided
         if status == pulp.LpStatusOptimal:
             for variable, number in zip(self._variables, self._highs.getSolution().col_value, strict=True):
                 variable.varValue = number
