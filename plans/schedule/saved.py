@@ -39,6 +39,8 @@ class SavedActivations:
         backward."""
         self._emission, self._micro_batches = emission, kept
         self._of: dict[tuple[int, int], Kept] = {}
+        self._to_write: tuple[int, int] | None = None
+        """The pair that has left the device last, if it is still to be written to ssd."""
         model, decision = emission.model, emission.decision
         for name, shares in decision.saved.items() if training else ():
             timing = model.timing(name, decision.micro_batch_size)
@@ -74,17 +76,33 @@ class SavedActivations:
         return self._passing("saving", "device", kept, layer, micro_batch)
 
     def leave(self, layer: int, micro_batch: int) -> None:
-        """Move what a forward has left to where it waits."""
+        """Move what a forward has left to where it waits. It is written behind the copy of the next pair that goes to
+        ssd, or by `settle`: so host has a place for two pairs, and the drive writes one while the other comes."""
         kept, source = self.of(layer, micro_batch), self.output(layer, micro_batch)
         if kept is None or source is None or kept.tier == "device":
             return
         target = self._on_host("saving", kept, layer, micro_batch)
         self._move("d2h", source, target, layer, micro_batch)
         if kept.tier == "ssd":
-            self._move("write", target, self._waiting(kept, layer, micro_batch), layer, micro_batch)
+            self.settle()
+            self._to_write = layer, micro_batch
+            if self._emission.unified:  # nothing is copied, and the next forward writes to a place of its own
+                self.settle()
+
+    def settle(self) -> None:
+        """Write what is still to be written."""
+        if self._to_write is None:
+            return
+        (layer, micro_batch), self._to_write = self._to_write, None
+        kept = self.of(layer, micro_batch)
+        assert kept is not None
+        source, target = self._on_host("saving", kept, layer, micro_batch), self._waiting(kept, layer, micro_batch)
+        self._move("write", source, target, layer, micro_batch)
 
     def restore(self, layer: int, micro_batches: Iterable[int]) -> None:
-        """Read what ssd holds of the layer's activations, in this order."""
+        """Read what ssd holds of the layer's activations, in this order; all that is to be written is written before.
+        """
+        self.settle()
         for micro_batch in micro_batches:
             kept = self.of(layer, micro_batch)
             if kept and kept.tier == "ssd":

@@ -195,6 +195,24 @@ def test_a_slot_is_not_used_again_while_a_copy_still_reads_it():
     verify(made)
 
 
+@pytest.mark.parametrize("schedule", ["vertical", "horizontal"])
+def test_ssd_takes_one_pair_while_the_next_comes_to_host(schedule):
+    """There are two places on host: a copy waits for the write before the last, and not for the last."""
+    model = made_model(blocks=5, rungs=RUNGS)
+    saved = [Saved(rung="rung-1", tier="ssd", share=1.0)]
+    made = build_schedule(model, decide(model, schedule=schedule, micro_batches=4, saved=saved))
+    moves = [op for op in made.steady.ops if isinstance(op, Transfer) and op.content is Content.SAVED_ACTIVATIONS]
+    copies = [op for op in moves if op.kind == "d2h"]
+    writes = {(op.layer, op.micro_batch): op.index for op in moves if op.kind == "write"}
+    assert len(copies) == len(writes) == 20
+    runs = [copies] if schedule == "vertical" else [copies[at : at + 5] for at in range(0, 20, 5)]
+    for run in runs:
+        written = [writes[op.layer, op.micro_batch] for op in run]
+        for before, last, copy in zip(written, written[1:], run[2:], strict=False):
+            assert before in copy.waits
+            assert last not in copy.waits
+
+
 @pytest.mark.parametrize(
     ("saved", "words"),
     [
