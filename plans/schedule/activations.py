@@ -7,7 +7,7 @@ memory is unified, a layer's output is written where the next layer reads it, an
 on host or whole on ssd.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from ..documents.state_layout import checkpoint_bytes
 from ..graph.contents import CONTENTS, Content, Role
@@ -124,15 +124,14 @@ class Activations:
                 micro_batch=self._whose(micro_batch),
             )
 
-    def restore(self, layer: int, micro_batches: Iterable[int]) -> None:
-        """Read what ssd holds of the layer's inputs, in this order."""
-        for micro_batch in micro_batches:
-            on_ssd = self._on_ssd(layer, micro_batch)
-            if on_ssd:
-                target, content = self.restored(layer, micro_batch)[-1], Content.ACTIVATION_CHECKPOINT
-                self._emission.move_activation(
-                    "read", on_ssd, target, content, layer=layer, micro_batch=self._whose(micro_batch)
-                )
+    def restore(self, layer: int, micro_batch: int) -> None:
+        """Read what ssd holds of a layer's input."""
+        on_ssd = self._on_ssd(layer, micro_batch)
+        if on_ssd:
+            target, content = self.restored(layer, micro_batch)[-1], Content.ACTIVATION_CHECKPOINT
+            self._emission.move_activation(
+                "read", on_ssd, target, content, layer=layer, micro_batch=self._whose(micro_batch)
+            )
 
     def restored(self, layer: int, micro_batch: int) -> list[Region]:
         """Where on host a layer's input lies for its backward."""

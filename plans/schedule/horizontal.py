@@ -155,8 +155,8 @@ class _Horizontal:
     def _restore_checkpoint(self, stage: int) -> None:
         """Read what ssd holds of a block's input."""
         if self._is_block_backward(stage):
-            self.activations.restore(self._layer(stage), [self._micro_batch(stage)])
-            self.saved.restore(self._layer(stage), [self._micro_batch(stage)])
+            self.activations.restore(self._layer(stage), self._micro_batch(stage))
+            self.saved.restore(self._layer(stage), self._micro_batch(stage))
 
     def _bring_checkpoint(self, stage: int) -> Region | None:
         """Bring a block's input to the device."""

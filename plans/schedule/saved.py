@@ -5,7 +5,6 @@ or on ssd, and then on host and on the device only on its way. Where memory is u
 backward reads it, where it lies on host. What else is kept of a block, its input, is in `activations.py`.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..documents.plan import SavedTier
@@ -99,15 +98,13 @@ class SavedActivations:
         source, target = self._on_host("saving", kept, layer, micro_batch), self._waiting(kept, layer, micro_batch)
         self._move("write", source, target, layer, micro_batch)
 
-    def restore(self, layer: int, micro_batches: Iterable[int]) -> None:
-        """Read what ssd holds of the layer's activations, in this order; all that is to be written is written before.
-        """
+    def restore(self, layer: int, micro_batch: int) -> None:
+        """Read what ssd holds of a pair. All that is to be written is written before."""
         self.settle()
-        for micro_batch in micro_batches:
-            kept = self.of(layer, micro_batch)
-            if kept and kept.tier == "ssd":
-                target = self._on_host("restored", kept, layer, micro_batch)
-                self._move("read", self._waiting(kept, layer, micro_batch), target, layer, micro_batch)
+        kept = self.of(layer, micro_batch)
+        if kept and kept.tier == "ssd":
+            target = self._on_host("restored", kept, layer, micro_batch)
+            self._move("read", self._waiting(kept, layer, micro_batch), target, layer, micro_batch)
 
     def bring(self, layer: int, micro_batch: int) -> Region | None:
         """Move to the device what a layer's backward takes; returns where it is."""

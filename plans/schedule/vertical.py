@@ -89,9 +89,9 @@ class _Vertical:
                 self._fetch(stage + 2)
                 if stage + 2 <= self.head:
                     self.updates.finish_delayed(stage + 2)
-                self._restore_checkpoints(stage + 1)
                 if at_once and stage + 1 == self.stages:
                     self._restore_partial_gradients(stage)
+            self._restore(stage + 1, position)
             self._bring(computes, number)
             leave = self._compute(stage, position, leave)
             exchange()
@@ -269,12 +269,13 @@ class _Vertical:
             del self.out[stage, micro_batch]
         return partial(self.activations.keep, source, stage, micro_batch, stage + 1)
 
-    def _restore_checkpoints(self, stage: int) -> None:
-        """Read what ssd holds of the inputs of the layer whose backward is the stage to come."""
+    def _restore(self, stage: int, position: int) -> None:
+        """Read what ssd holds of an input and of saved activations of the layer whose backward is the stage to come:
+        a stage ahead, so that host has a place for those of one stage."""
         if self.forwards <= stage < self.stages and 0 < self.layer_of[stage] < self.head:
-            order = [self._micro_batch(stage, position) for position in range(self.n)]
-            self.activations.restore(self.layer_of[stage], order)
-            self.saved.restore(self.layer_of[stage], order)
+            layer, micro_batch = self.layer_of[stage], self._micro_batch(stage, position)
+            self.activations.restore(layer, micro_batch)
+            self.saved.restore(layer, micro_batch)
 
     def _keep_in_gradient(self, stage: int, position: int) -> Piece:
         """Moves the gradient of a layer's input to host, unless it is the boundary's."""
