@@ -130,15 +130,22 @@ class _Own:
         return [changed.seconds(*way) for way in ways]
 
     def _bound(self, model: Model, machine: Machine, candidate: Candidate, branch: Branch) -> float | None:
-        found = program_bound(
-            model,
-            machine,
-            micro_batch_size=candidate.micro_batch_size,
-            micro_batches=candidate.micro_batches,
-            limits=branch.limits,
-            fixed=branch.fixed,
-        )
-        return found.seconds if found else None
+        """The program's seconds; where its device has no room by the estimate, those with nothing kept there, as a plan
+        is then found."""
+        fixed = branch.fixed
+        nothing = [replace(fixed, kept={}, checkpoints_device=0.0)] if fixed.kept is None else []
+        for choices in (fixed, *nothing):
+            found = program_bound(
+                model,
+                machine,
+                micro_batch_size=candidate.micro_batch_size,
+                micro_batches=candidate.micro_batches,
+                limits=branch.limits,
+                fixed=choices,
+            )
+            if found is not None:
+                return found.seconds
+        return None
 
     def _simulated(self, model: Model, machine: Machine) -> float:
         """A step of the plan as it is."""
