@@ -102,7 +102,8 @@ class _Own:
         # No part that is better has to be used: where the order of a step's operations happens to make it longer.
         found = [kept, self.seconds] if change.same else []
         if placed_anew:
-            found += [drain * seconds for seconds in self._placed_anew(change)]
+            longer = self.lean if change.same and not self._more_memory(change) else 1.0
+            found += [drain * longer * seconds for seconds in self._placed_anew(change)]
         return change.tokens * self.seconds / min(found) - 1
 
     @property
@@ -111,6 +112,18 @@ class _Own:
         if self._seconds is None:
             self._seconds = self._simulated(self.fitter.model, self.fitter.machine)
         return self._seconds
+
+    @property
+    def lean(self) -> float:
+        """Times what the program takes with its best placement: more than 1 where memory is so scarce that the plan is
+        the leanest that there is. A faster part does not bring what is lost so; memory may."""
+        best = self.fitter.seconds(self.candidate, self.solved.branch)
+        return max(self.solved.program.seconds / best, 1.0)
+
+    def _more_memory(self, change: _Change) -> bool:
+        """Whether more stays on host or on the device with a change."""
+        there, now = change.budget, self.fitter.budget
+        return (there.host, there.device) != (now.host, now.device)
 
     def _promised(self, change: _Change) -> float:
         """The share that the program says, which knows neither fill nor drain nor whole states."""
