@@ -234,9 +234,11 @@ class _Reading:
         if names is None or names == []:
             return
         own = self.family.architecture
-        name = names[0] if isinstance(names, list) else None
-        if not isinstance(name, str):
+        if not isinstance(names, list):
             self._refuse(f"architectures is {_shown(names)}, no list of names")
+        name = names[0]
+        if not isinstance(name, str):
+            self._refuse(f"architectures begins with {_shown(name)}, no name")
         if self.fields is self.outer and _letters(name) != _letters(own):
             self._refuse(f"architectures names {_shown(name)}, and tensors are known only for {own}")
 

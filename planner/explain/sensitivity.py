@@ -102,7 +102,8 @@ class _Own:
         # No part that is better has to be used: where the order of a step's operations happens to make it longer.
         found = [kept, self.seconds] if change.same else []
         if placed_anew:
-            found += [drain * seconds for seconds in self._placed_anew(change)]
+            longer = self.lean if change.same and not self._more_memory(change) else 1.0
+            found += [drain * longer * seconds for seconds in self._placed_anew(change)]
         return change.tokens * self.seconds / min(found) - 1
 
     @property
@@ -111,6 +112,18 @@ class _Own:
         if self._seconds is None:
             self._seconds = self._simulated(self.fitter.model, self.fitter.machine)
         return self._seconds
+
+    @property
+    def lean(self) -> float:
+        """Times what the program takes with its best placement: more than 1 where memory is so scarce that the plan is
+        the leanest that there is. A faster part does not bring what is lost so; memory may."""
+        best = self.fitter.seconds(self.candidate, self.solved.branch)
+        return max(self.solved.program.seconds / best, 1.0)
+
+    def _more_memory(self, change: _Change) -> bool:
+        """Whether more stays on host or on the device with a change."""
+        there, now = change.budget, self.fitter.budget
+        return (there.host, there.device) != (now.host, now.device)
 
     def _promised(self, change: _Change) -> float:
         """The share that the program says, which knows neither fill nor drain nor whole states."""
@@ -130,15 +143,22 @@ class _Own:
         return [changed.seconds(*way) for way in ways]
 
     def _bound(self, model: Model, machine: Machine, candidate: Candidate, branch: Branch) -> float | None:
-        found = program_bound(
-            model,
-            machine,
-            micro_batch_size=candidate.micro_batch_size,
-            micro_batches=candidate.micro_batches,
-            limits=branch.limits,
-            fixed=branch.fixed,
-        )
-        return found.seconds if found else None
+        """The program's seconds; where its device has no room by the estimate, those with nothing kept there, as a plan
+        is then found."""
+        fixed = branch.fixed
+        nothing = [replace(fixed, kept={}, checkpoints_device=0.0)] if fixed.kept is None else []
+        for choices in (fixed, *nothing):
+            found = program_bound(
+                model,
+                machine,
+                micro_batch_size=candidate.micro_batch_size,
+                micro_batches=candidate.micro_batches,
+                limits=branch.limits,
+                fixed=choices,
+            )
+            if found is not None:
+                return found.seconds
+        return None
 
     def _simulated(self, model: Model, machine: Machine) -> float:
         """A step of the plan as it is."""

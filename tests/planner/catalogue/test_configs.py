@@ -276,7 +276,7 @@ FALCON = QWEN | {"model_type": "falcon", "new_decoder_architecture": True, "num_
         ({"torch_dtype": "bfloat"}, 'torch_dtype is "bfloat", and no weights are saved in that'),
         ({"is_encoder_decoder": True}, "is_encoder_decoder is true"),
         ({"architectures": "Qwen3ForCausalLM"}, 'architectures is "Qwen3ForCausalLM", no list of names'),
-        ({"architectures": [5]}, "architectures is list, no list of names"),
+        ({"architectures": [5]}, "architectures begins with 5, no name"),
         (
             {"architectures": ["Qwen3ForSequenceClassification"]},
             'architectures names "Qwen3ForSequenceClassification", and tensors are known only for Qwen3ForCausalLM',
