@@ -15,6 +15,7 @@ from .explain.alternatives import rungs_by
 from .explain.sensitivity import scaled_compute
 from .fit.budgets import ROOMS, Candidate, Room
 from .fit.fit import Fitter
+from .fit.whole import keeping_nothing
 from .program.program import Bound
 from .ranked import CLOSE, ENOUGH, FINALISTS, Ranked, Scanned, Simulated, expected, smallest_good_enough
 from .request import least_of, smallest_of
@@ -222,8 +223,9 @@ class Search:
         without_compute = scaled_compute(self.model, 0.0)
         rows = []
         for candidate in sorted(bounds, key=lambda candidate: candidate.order):
-            bound, io = bounds[candidate], self.scanner.bound(without_compute, candidate, branches[candidate])
-            assert io is not None, "a candidate that fits only when it computes"
+            bound, branch = bounds[candidate], branches[candidate]
+            ways = (self.scanner.bound(without_compute, candidate, way) for way in (branch, keeping_nothing(branch)))
+            io = next((found for found in ways if found), bound)
             tokens = self.pacing.tokens(candidate)
             rows.append(
                 Alternative(

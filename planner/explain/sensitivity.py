@@ -18,6 +18,7 @@ from ssdplan.plans.units import format_bytes
 from ..fit.budgets import Candidate, Needs
 from ..fit.fit import Fitter
 from ..fit.found import Branch, Solved
+from ..fit.whole import keeping_nothing
 from ..predict.drive import combined_frontier
 from ..predict.shortened import step_seconds
 from ..program.choices import FixedChoices
@@ -143,18 +144,16 @@ class _Own:
         return [changed.seconds(*way) for way in ways]
 
     def _bound(self, model: Model, machine: Machine, candidate: Candidate, branch: Branch) -> float | None:
-        """The program's seconds; where its device has no room by the estimate, those with nothing kept there, as a plan
-        is then found."""
-        fixed = branch.fixed
-        nothing = [replace(fixed, kept={}, checkpoints_device=0.0)] if fixed.kept is None else []
-        for choices in (fixed, *nothing):
+        """The program's seconds; where it has no placement those with nothing kept on the device, as a plan is found
+        then."""
+        for way in (branch, keeping_nothing(branch)):
             found = program_bound(
                 model,
                 machine,
                 micro_batch_size=candidate.micro_batch_size,
                 micro_batches=candidate.micro_batches,
-                limits=branch.limits,
-                fixed=choices,
+                limits=way.limits,
+                fixed=way.fixed,
             )
             if found is not None:
                 return found.seconds

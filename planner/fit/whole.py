@@ -32,7 +32,7 @@ def best_whole_states(model: Model, branch: Branch, solve: Solve) -> Branch:
     faster nothing else is tried."""
     bound = solve(branch)
     if bound is None:
-        return _deciding(branch, {}, 0.0)
+        return keeping_nothing(branch)
     best, program = _rounded(model, branch, bound, solve)
     nodes = [(bound, branch)]
     for _ in range(TRIED):
@@ -50,6 +50,11 @@ def best_whole_states(model: Model, branch: Branch, solve: Solve) -> Branch:
             if again is not None and (program is None or again.seconds < program.seconds):
                 best, program = other, again
     return best
+
+
+def keeping_nothing(branch: Branch) -> Branch:
+    """`branch` where nothing stays on the device."""
+    return _deciding(branch, {}, 0.0)
 
 
 def _rounded(model: Model, branch: Branch, found: ProgramResult, solve: Solve) -> tuple[Branch, ProgramResult | None]:
