@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import floor, inf
 from typing import Literal
 
+from ssdplan.plans.analysis.memory_usage import checkpoint_layers, device_alone_bytes
 from ssdplan.plans.analysis.sublayers import blocks_with_backward
 from ssdplan.plans.documents.plan import Compared, Decision, Prediction, Recompute, needs_all_gradients
 from ssdplan.plans.documents.profile import PAPER, Model, rungs_to_save_by
@@ -20,7 +21,7 @@ from ssdplan.plans.units import format_bytes
 from ..fit.budgets import UNLIMITED, Candidate, Needs
 from ..fit.fit import Fitter
 from ..fit.found import Branch, Sketch, Solved
-from ..predict.peaks import checkpoint_layers, compute_seconds, device_alone_bytes
+from ..predict.peaks import compute_seconds
 from ..predict.shortened import step_seconds
 from ..program.choices import FixedChoices, KeptShares, Limits
 from ..program.placement import DIGITS

@@ -7,6 +7,7 @@ written where its figures do not hold.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
+from ssdplan.plans.analysis.memory_usage import checkpoint_layers, device_alone_bytes
 from ssdplan.plans.analysis.wear import TB, drive_words, lifetime, wear
 from ssdplan.plans.documents.plan import Alternative, Compared, Plan, Reason, needs_all_gradients
 from ssdplan.plans.documents.profile import Model
@@ -22,7 +23,6 @@ from ssdplan.plans.units import format_bytes
 from ..fit.fit import Fitter
 from ..fit.found import Solved
 from ..predict.critical_path import DRAIN, FILL, NO_WORK, SHARED_CORES, loads
-from ..predict.peaks import checkpoint_layers, device_alone_bytes
 from ..program.placement import ProgramResult
 from ..program.program import Bound, program_bound, solve_program
 from .alternatives import NO_DELAY

@@ -10,13 +10,13 @@ from dataclasses import dataclass, fields, replace
 from math import prod
 
 from ssdplan.plans.analysis.allocators import Pool, by_class, one_size, page_lock_waste, powers_of_two
+from ssdplan.plans.analysis.memory_usage import trained_elements
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, checkpoint_bytes
 from ssdplan.plans.graph.contents import Role
 
 from ..catalogue import MODELS, Shape
 from ..predict.drive import combined_frontier, hull_edges
-from ..predict.peaks import trained_elements
 from ..program.stages import Work
 from ..program.traffic import layer_groups, stages, total_bytes
 from ..program.variables import CONSTANT, Linear

@@ -222,8 +222,9 @@ class Fitter:
                 best = self._program(candidate, Branch(self.fixed, limits), "seconds")
                 found[constraint] = least.of(constraint), best.seconds if best else solved.program.seconds
             elif constraint == "host memory":
-                # A budget of just what it takes would be cut into shorter chunks, and more operations kept.
-                found[constraint] = min(max(least.host, own.host), self.budget.host), solved.program.seconds
+                # What the plan takes is no budget that does: of less room, more goes to the operations that it keeps.
+                exact = leanest_of(self.leanest(candidate), constraint, self.budget.without(constraint))
+                found[constraint] = exact.host if exact else self.budget.host, solved.program.seconds
         if "ssd space" not in rooms:
             return found
         found["ssd space"] = own.ssd, solved.program.seconds

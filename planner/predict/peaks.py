@@ -11,11 +11,6 @@ from ssdplan.plans.documents.plan import Decision, Saved
 from ssdplan.plans.documents.profile import Machine, Model, Rung, Timing, quickest
 from ssdplan.plans.documents.state_layout import (
     FP32,
-    GRADIENT_BYTES,
-    OptimizerFormats,
-    checkpoint_bytes,
-    optimizer_bytes,
-    parameters_bytes,
 )
 from ssdplan.plans.graph.ops import GraphName, Schedule
 from ssdplan.plans.units import whole_pages
@@ -181,11 +176,6 @@ def compute_seconds(model: Model, micro_batch_size: int, micro_batches: int, *, 
     return forward + backward - micro_batches * gained
 
 
-def checkpoint_layers(model: Model) -> int:
-    """How many layers' inputs are kept: those of the blocks that run backward."""
-    return max(len(model.layers) - 1 - max(model.first_trained, 1), 0)
-
-
 def kept_bytes(schedule: Schedule, *, unwritten: bool = False) -> int:
     """What a run keeps of the operations of a schedule's graphs; `unwritten`: it has steps that write no parameters."""
     names: tuple[GraphName, ...] = ("first", "steady", "flush", "evaluate")
@@ -203,19 +193,3 @@ def process_peak_bytes(peaks: Peaks, model: Model, machine: Machine, decision: D
     if peaks.holes is not None:
         heap = peaks.holes + WARMING_BYTES + WARMING_DOUBLED_BYTES * doublings
     return base + peaks.host + arena + max(peaks.loading, peaks.kept + peaks.passing + kernels + compute + heap)
-
-
-def device_alone_bytes(model: Model, micro_batch_size: int, formats: OptimizerFormats) -> int:
-    """About the least device memory in which a model trains without any offloading: all states, fp32 gradients, and the
-    activation checkpoints, context and workspace of one micro-batch at a time, each layer recomputed."""
-    parameters = parameters_bytes(model.states, model.precision)
-    updated = optimizer_bytes(model.states, model.precision, formats) + GRADIENT_BYTES * trained_elements(model)
-    backwards = {layer.layer_class for layer in model.layers[model.first_trained :]}
-    workspace = max(model.timing(name, micro_batch_size).backward_workspace_bytes for name in backwards)
-    checkpoints = checkpoint_layers(model) * checkpoint_bytes(model, micro_batch_size)
-    return parameters + updated + checkpoints + workspace + model.context_bytes[micro_batch_size]
-
-
-def trained_elements(model: Model) -> int:
-    """Elements that have optimizer states."""
-    return sum(state.elements for state in model.states if not state.frozen)

@@ -1,4 +1,5 @@
-"""Usage of memory: what it holds, by role: reserved for the whole run, and alive at each moment of a step.
+"""Usage of memory: what it holds, by role: reserved for the whole run, and alive at each moment of a step; and what a
+training on the device alone would take.
 
 Owns the accounting that text and plots show. It follows bytes, not buffers, as the waits do: the head of a buffer may
 belong to the next one while its tail is still being read. Plain data; it assigns nothing and draws nothing.
@@ -10,6 +11,14 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from ..documents.plan import Plan
+from ..documents.profile import Model
+from ..documents.state_layout import (
+    GRADIENT_BYTES,
+    OptimizerFormats,
+    checkpoint_bytes,
+    optimizer_bytes,
+    parameters_bytes,
+)
 from ..graph.contents import ROLES, Role
 from ..graph.ops import Buffer, Schedule, Tier
 from ..graph.timeline import Timeline
@@ -196,3 +205,24 @@ def snapshot_store_bytes(schedule: Schedule, *, keep: int = 2) -> int:
 def snapshot_bytes(schedule: Schedule) -> int:
     """What a snapshot writes: what is durable and does not live on ssd, where steps write it."""
     return sum(buffer.nbytes for buffer in schedule.buffers if ROLES[buffer.role].durable and buffer.tier != "ssd")
+
+
+def device_alone_bytes(model: Model, micro_batch_size: int, formats: OptimizerFormats) -> int:
+    """About the least device memory in which a model trains without any offloading: all states, fp32 gradients, and the
+    activation checkpoints, context and workspace of one micro-batch at a time, each layer recomputed."""
+    parameters = parameters_bytes(model.states, model.precision)
+    updated = optimizer_bytes(model.states, model.precision, formats) + GRADIENT_BYTES * trained_elements(model)
+    backwards = {layer.layer_class for layer in model.layers[model.first_trained :]}
+    workspace = max(model.timing(name, micro_batch_size).backward_workspace_bytes for name in backwards)
+    checkpoints = checkpoint_layers(model) * checkpoint_bytes(model, micro_batch_size)
+    return parameters + updated + checkpoints + workspace + model.context_bytes[micro_batch_size]
+
+
+def trained_elements(model: Model) -> int:
+    """Elements that have optimizer states."""
+    return sum(state.elements for state in model.states if not state.frozen)
+
+
+def checkpoint_layers(model: Model) -> int:
+    """How many layers' inputs are kept: those of the blocks that run backward."""
+    return max(len(model.layers) - 1 - max(model.first_trained, 1), 0)

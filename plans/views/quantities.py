@@ -3,8 +3,10 @@
 Owns how a figure looks. It knows no document but what says whether a figure was measured.
 """
 
+from ..analysis.memory_usage import device_alone_bytes
 from ..documents.plan import Plan
 from ..documents.profile import Machine, Model
+from ..schedule.shards import Shards
 from ..units import format_bytes, format_seconds
 
 BAR_COLUMNS = 30
@@ -114,5 +116,16 @@ def without_ssd(plan: Plan) -> str:
         return ""
     states = plan.decision.placement.values()
     on_device = all(each.parameters_device == 1.0 and (each.frozen or each.optimizer_device == 1.0) for each in states)
+    if _could_be_on_device(plan) and not on_device:
+        return "You do not need ssdplan here: the device alone has memory for this training, and a step uses no ssd. "
     needless = "ssdplan" if on_device or plan.decision.unified_memory else "an ssd"
     return f"You do not need {needless} here: all training state fits in memory, and a step uses no ssd. "
+
+
+def _could_be_on_device(plan: Plan) -> bool:
+    """Whether the model could be trained on the device alone, with gradients; a device in DRAM is none."""
+    decision = plan.decision
+    if decision.unified_memory or plan.machine.device == "cpu":
+        return False
+    owned = Shards(decision.shares).owned(plan.model)
+    return device_alone_bytes(owned, decision.micro_batch_size, decision.formats) <= decision.device_budget_bytes
