@@ -25,7 +25,7 @@ from ..program.program import solve_program
 from .budgets import UNLIMITED, Candidate, Constraint, Needs, Room, in_memory, reduced
 from .decided import decision_of, spilled
 from .estimate import Builder
-from .found import Branch, Sketch, Solved, fastest
+from .found import Branch, Sketch, Solved, fastest, with_smaller_pairs
 from .kept import everything, keeps, large_to_update_there, may_keep_everything, parameter_bytes
 from .lean import Lean, first_within, leanest_of
 from .pace import ROOM, Pace, paces, with_less_on_device
@@ -265,7 +265,10 @@ class Fitter:
             if not over:
                 return Solved(fitted, best, found)
             if "device memory" in over and not keeps(best):
-                break
+                less = with_smaller_pairs(branch, self.model, best)
+                return self._approach(candidate, less, pace, aim, budget, below) if less else None
+            if "host memory" in over:
+                over["host memory"] += round(NEAR * budget.host)
             found = replace(found, limits=reduced(found.limits, over, HARDER**number))
             again = self._program(candidate, self._whole_states(candidate, found, aim), aim)
             if again is None:
@@ -301,6 +304,8 @@ class Fitter:
             sketch = self._sketched(candidate, program, pace)
             over = sketch.needs.over(budget)
             if "device memory" in over and not keeps(program):
+                if less := with_smaller_pairs(branch, self.model, program):
+                    yield from self._placements(candidate, less, pace, aim, budget)
                 break
             if "host memory" in over and program.saved and not limits.saved_in_transit:
                 # The program knew nothing of what saved activations take on their way to ssd: now it does.
@@ -317,14 +322,15 @@ class Fitter:
                 wanted = broken + push * spare - NEAR * budget.host
                 push *= 2
             else:
-                kept = max(kept, limits.host_bytes)
+                if "device memory" not in over:  # with less of the device, host has more to take
+                    kept = max(kept, limits.host_bytes)
                 unused = program.limited_bytes < limits.host_bytes - SPARE * budget.host
-                wanted = kept if unused or spare < SPARE * budget.host else kept + spare
+                wanted = limits.host_bytes if unused or spare < SPARE * budget.host else limits.host_bytes + spare
             if not over and wanted == limits.host_bytes:
                 break
             least = max(kept, refused)
             if not least <= wanted < broken or wanted == refused:
-                wanted = (least + broken) / 2
+                wanted = (max(least, min(wanted, limits.host_bytes)) + broken) / 2
             limits = replace(reduced(limits, over, harder), host_bytes=wanted)
             harder *= HARDER if "device memory" in over else 1.0
 

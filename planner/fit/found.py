@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ssdplan.plans.documents.plan import Decision
+from ssdplan.plans.documents.profile import Model
+from ssdplan.plans.schedule.saved import saved_bytes
 
 from ..program.choices import FixedChoices, Limits
 from ..program.placement import ProgramResult
@@ -58,3 +60,16 @@ def fastest(fitting: Sequence[tuple[ProgramResult, Given]]) -> tuple[ProgramResu
     to ssd, as a program itself decides."""
     most = min(program.seconds for program, _ in fitting) * (1 + NEGLIGIBLE)
     return min((each for each in fitting if each[0].seconds <= most), key=lambda each: each[0].ssd_write_bytes)
+
+
+def with_smaller_pairs(branch: Branch, model: Model, program: ProgramResult) -> Branch | None:
+    """`branch` without the largest of the saved activations that pass through the device in `program`; None where none
+    do."""
+    size = program.question.micro_batch_size
+    passing = [
+        saved_bytes(model.timing(name, size).rung(each.rung))
+        for name, shares in program.saved.items()
+        for each in shares
+        if each.tier != "device"
+    ]
+    return replace(branch, limits=replace(branch.limits, pair_bytes=max(passing) - 1)) if passing else None

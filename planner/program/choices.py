@@ -140,6 +140,8 @@ class Limits:
     saved_in_transit: float = 0.0
     """Pairs of layer and micro-batch whose saved activations are on their way to ssd or back at once, if all are saved
     there; on host besides, in proportion to the fraction that is."""
+    pair_bytes: float | None = None
+    """Of a pair whose saved activations pass through the device, which has places for a few at once."""
 
     @property
     def buffers(self) -> float:

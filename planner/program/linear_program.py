@@ -12,7 +12,7 @@ from typing import Any
 
 import pulp
 
-from ssdplan.plans.documents.profile import rungs_to_save_by
+from ssdplan.plans.documents.profile import Rung, rungs_to_save_by
 from ssdplan.plans.schedule.saved import saved_bytes
 
 from .choices import KEPT_NOTHING, FixedChoices, KeptShares, Limits
@@ -94,13 +94,19 @@ class LinearProgram:
                 ranges |= self._ranges_on_device(variables)
             if name in self.forms.frozen:
                 ranges |= {variable: (0.0, 0.0) for variable in variables.of_updates if variable in ranges}
-        ranges |= {share: (0.0, 1.0) for shares in self.forms.saved.values() for _, share in shares}
+        for shares in self.forms.saved.values():
+            ranges |= {share: (0.0, 1.0 if self._may_save(rung, share) else 0.0) for rung, share in shares}
         ranges |= {variable: (least, None) for variable, least in self.forms.least_seconds.items()}
         labels = _labels(self.forms.classes)
         return {
             variable: self.problem.add_variable(self._name(variable, labels), low, high)
             for variable, (low, high) in ranges.items()
         }
+
+    def _may_save(self, rung: Rung, share: Variable) -> bool:
+        """Whether the device has places for what passes through it."""
+        most = self.limits.pair_bytes
+        return share.tier == "device" or most is None or saved_bytes(rung) <= most
 
     def _ranges_on_device(self, variables: OfClass[Variable]) -> dict[Variable, tuple[float, float]]:
         """How much of a class the device may keep: only blocks have a turn to keep parameters across."""
