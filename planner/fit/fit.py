@@ -25,7 +25,7 @@ from ..program.program import solve_program
 from .budgets import UNLIMITED, Candidate, Constraint, Needs, Room, in_memory, reduced
 from .decided import decision_of, spilled
 from .estimate import Builder
-from .found import Branch, Sketch, Solved, fastest, with_smaller_pairs
+from .found import Branch, Sketch, Solved, fastest, largest_passing
 from .kept import everything, keeps, large_to_update_there, may_keep_everything, parameter_bytes
 from .lean import Lean, first_within, leanest_of
 from .pace import ROOM, Pace, paces, with_less_on_device
@@ -65,6 +65,8 @@ class Fitter:
         self._leanest: dict[tuple[Candidate, Recompute], tuple[Lean, ...]] = {}
         self._programs: dict[Hashable, ProgramResult | None] = {}
         self._sketches: dict[tuple[int, Pace], Sketch] = {}
+        self._passing: dict[Candidate, int] = {}
+        """Bytes of the largest pair on its way that left no room on a device that keeps nothing, since last asked."""
 
     def with_recompute(self, recompute: Recompute) -> "Fitter":
         """The same where backward recomputes that. The two share what they build and solve."""
@@ -104,7 +106,7 @@ class Fitter:
 
     def at_most(self, branches: Sequence[Branch]) -> list[Branch]:
         """`branches` with all of the host budget, as if the estimate of the buffers were too careful."""
-        return [replace(each, limits=replace(each.limits, host_bytes=self.budget.host)) for each in branches]
+        return [each.with_host(self.budget.host) for each in branches]
 
     def has_room(self, candidate: Candidate, part: float = 1.0) -> bool:
         """Whether a part of the device has room for the pipeline, by its estimate, which may be a little too much."""
@@ -127,6 +129,7 @@ class Fitter:
     def solve(self, candidate: Candidate, branches: Sequence[Branch]) -> Solved | None:
         """The fastest decision of a candidate that keeps every budget, by the first of `branches` that has one."""
         usuals, tight = self._paces(candidate)
+        branches = self._fastest_first(candidate, branches)
         for pace, branch in product(usuals, branches):
             solved = self._approach(candidate, branch, pace, "seconds", self.budget)
             if solved is not None and solved.branch.limits.saved_in_transit:
@@ -140,7 +143,18 @@ class Fitter:
                 solved = self._approach(candidate, branch, pace, aim, self.budget)
                 if solved is not None:
                     return solved
-        return first_within(self.leanest(candidate), self.budget)
+        smaller = self._with_smaller_pairs(candidate, branches)
+        return self.solve(candidate, smaller) if smaller else first_within(self.leanest(candidate), self.budget)
+
+    def _fastest_first(self, candidate: Candidate, branches: Sequence[Branch]) -> list[Branch]:
+        """By the program with whole states, whose order may be another than that of the bounds."""
+        return sorted(branches, key=lambda branch: self.seconds(candidate, branch))
+
+    def _with_smaller_pairs(self, candidate: Candidate, branches: Sequence[Branch]) -> list[Branch]:
+        """`branches` without the largest saved activations of those that were too much on their way through a device
+        that keeps nothing; none where no such were found."""
+        largest = self._passing.pop(candidate, 0)
+        return [replace(each, limits=replace(each.limits, pair_bytes=largest - 1)) for each in branches if largest]
 
     def paced(self, candidate: Candidate, branches: Sequence[Branch], pace: Pace) -> Solved | None:
         """The same at that one of `others`, for whoever can tell which is the fastest: the program knows no pace."""
@@ -154,8 +168,7 @@ class Fitter:
 
     def within(self, branch: Branch, host: int) -> Branch:
         """`branch` for a smaller host budget."""
-        left = max(branch.limits.host_bytes - (self.budget.host - host), 0.0)
-        return replace(branch, limits=replace(branch.limits, host_bytes=left))
+        return branch.with_host(branch.limits.host_bytes - (self.budget.host - host))
 
     def leaner(self, candidate: Candidate, branch: Branch, host: int, below: float) -> Solved | None:
         """The fastest decision by a branch within `host`, as a plan for all of the host budget; None where by the
@@ -165,8 +178,7 @@ class Fitter:
         solved = self._approach(candidate, branch, self.usual, "seconds", self.budget.changed("host memory", host))
         if solved is None:
             return None
-        limits = replace(branch.limits, host_bytes=branch.limits.host_bytes + self.budget.host - host)
-        return replace(solved, branch=replace(branch, limits=limits))
+        return replace(solved, branch=branch.with_host(branch.limits.host_bytes + self.budget.host - host))
 
     def resident(self, candidate: Candidate, branches: Sequence[Branch]) -> Solved | None:
         """The decision that keeps all on the device, and updates there; None where that does not fit or may not be."""
@@ -265,8 +277,7 @@ class Fitter:
             if not over:
                 return Solved(fitted, best, found)
             if "device memory" in over and not keeps(best):
-                less = with_smaller_pairs(branch, self.model, best)
-                return self._approach(candidate, less, pace, aim, budget, below) if less else None
+                break
             if "host memory" in over:
                 over["host memory"] += round(NEAR * budget.host)
             found = replace(found, limits=reduced(found.limits, over, HARDER**number))
@@ -304,8 +315,8 @@ class Fitter:
             sketch = self._sketched(candidate, program, pace)
             over = sketch.needs.over(budget)
             if "device memory" in over and not keeps(program):
-                if less := with_smaller_pairs(branch, self.model, program):
-                    yield from self._placements(candidate, less, pace, aim, budget)
+                largest = largest_passing(self.model, program)
+                self._passing[candidate] = max(self._passing.get(candidate, 0), largest)
                 break
             if "host memory" in over and program.saved and not limits.saved_in_transit:
                 # The program knew nothing of what saved activations take on their way to ssd: now it does.
@@ -343,7 +354,7 @@ class Fitter:
     def sketch(self, candidate: Candidate, branches: Sequence[Branch]) -> Sketch | None:
         """About what `solve` would find, by the same attempts on the shortened model alone."""
         tried = 0
-        for branch, pace, aim in self._attempts(candidate, branches):
+        for branch, pace, aim in self._attempts(candidate, self._fastest_first(candidate, branches)):
             fitting = list[tuple[ProgramResult, Sketch]]()
             for sketch, _ in self._placements(candidate, branch, pace, aim, self.budget):
                 if not sketch.needs.over(self.budget):
@@ -352,6 +363,8 @@ class Fitter:
                     return None
             if fitting:
                 return fastest(fitting)[1] if aim == "seconds" else fitting[-1][1]
+        if smaller := self._with_smaller_pairs(candidate, branches):
+            return self.sketch(candidate, smaller)
         return next((each for each in self._lean_sketches(candidate) if not each.needs.over(self.budget)), None)
 
     def _attempts(self, candidate: Candidate, branches: Sequence[Branch]) -> Iterator[tuple[Branch, Pace, Aim]]:
@@ -397,18 +410,13 @@ class Fitter:
         """What a tight budget ends in: everything at one end or the other, and all updates prompt or delayed, whichever
         takes least host memory; once for each way to use the device: for no parameters between their uses, for those of
         both ends of the model, and for as many as there is room for; and where it has no room, for one layer alone."""
-        key = candidate, self._leanly
+        key = candidate, self.fixed.recompute_leanly
         if key not in self._leanest:
             ways = [(kept, self.tight) for kept in (self.fixed.kept, *self._kept_ways(candidate))]
             least = self.shortest if len(self.model.layers) <= 2 * ENDS else self._paces(candidate)[1][1:]
             ways += [(self.fixed.kept, pace) for pace in least]
             self._leanest[key] = tuple(self._find_leanest(candidate, *way) for way in ways)
         return self._leanest[key]
-
-    @property
-    def _leanly(self) -> Recompute:
-        """What backward recomputes in what is leanest."""
-        return self.fixed.recompute if self.fixed.recompute in ("none", "paper") else "all"
 
     def _kept_ways(self, candidate: Candidate) -> list[Mapping[str, KeptShares]]:
         if self.fixed.kept is not None or self._spare_on_device(0.0) is None:
@@ -457,16 +465,8 @@ class Fitter:
         kept: Mapping[str, KeptShares] | None,
         delay_ratio: float = 0.0,
     ) -> ProgramResult:
-        fixed = self.fixed
-        choices = replace(
-            fixed,
-            delay_ratio=delay_ratio if fixed.delay_ratio is None else fixed.delay_ratio,
-            parameters=parameters if fixed.parameters is None else fixed.parameters,
-            optimizer=optimizer if fixed.optimizer is None else fixed.optimizer,
-            checkpoints=checkpoints if fixed.checkpoints is None else fixed.checkpoints,
-            kept=kept,
-            recompute=self._leanly,
-        )
+        choices = self.fixed.where_free(delay_ratio, parameters, optimizer, checkpoints)
+        choices = replace(choices, kept=kept, recompute=self.fixed.recompute_leanly)
         program = self._program(candidate, Branch(choices, Limits(UNLIMITED)), "host memory")
         assert program is not None, "no limit, and still no placement"
         return program

@@ -25,6 +25,10 @@ class Branch:
     fixed: FixedChoices
     limits: Limits
 
+    def with_host(self, nbytes: float) -> "Branch":
+        """The same for as much host memory."""
+        return replace(self, limits=replace(self.limits, host_bytes=max(nbytes, 0.0)))
+
 
 @dataclass(frozen=True, slots=True)
 class Solved:
@@ -62,14 +66,15 @@ def fastest(fitting: Sequence[tuple[ProgramResult, Given]]) -> tuple[ProgramResu
     return min((each for each in fitting if each[0].seconds <= most), key=lambda each: each[0].ssd_write_bytes)
 
 
-def with_smaller_pairs(branch: Branch, model: Model, program: ProgramResult) -> Branch | None:
-    """`branch` without the largest of the saved activations that pass through the device in `program`; None where none
-    do."""
+def largest_passing(model: Model, program: ProgramResult) -> int:
+    """Bytes of the largest of the saved activations of a pair that pass through the device; 0 where none do."""
     size = program.question.micro_batch_size
-    passing = [
-        saved_bytes(model.timing(name, size).rung(each.rung))
-        for name, shares in program.saved.items()
-        for each in shares
-        if each.tier != "device"
-    ]
-    return replace(branch, limits=replace(branch.limits, pair_bytes=max(passing) - 1)) if passing else None
+    return max(
+        (
+            saved_bytes(model.timing(name, size).rung(each.rung))
+            for name, shares in program.saved.items()
+            for each in shares
+            if each.tier != "device"
+        ),
+        default=0,
+    )

@@ -92,6 +92,21 @@ class FixedChoices:
         """So many ranks each state is shared out among."""
         return 1 if self.zeroth_order else self.ranks
 
+    @property
+    def recompute_leanly(self) -> Recompute:
+        """What backward recomputes where memory alone counts."""
+        return self.recompute if self.recompute in ("none", "paper") else "all"
+
+    def where_free(self, delay_ratio: float, parameters: float, optimizer: float, checkpoints: float) -> "FixedChoices":
+        """These, with as much where nobody has decided it."""
+        return replace(
+            self,
+            delay_ratio=delay_ratio if self.delay_ratio is None else self.delay_ratio,
+            parameters=parameters if self.parameters is None else self.parameters,
+            optimizer=optimizer if self.optimizer is None else self.optimizer,
+            checkpoints=checkpoints if self.checkpoints is None else self.checkpoints,
+        )
+
     def saved_tiers(self, device_bytes: float | None) -> tuple[SavedTier, ...]:
         """Where activations may be saved; on the device only where there is a limit to what it keeps."""
         if self.recompute == "all":
