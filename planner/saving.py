@@ -178,7 +178,9 @@ class Saving:
         best, candidate, own = chosen, chosen.solved.fitted.candidate, self.fitter.budget.host
         host, given = own, [] if chosen.solved.fitted.needs.writes else self._with_budgets(candidate)
         for _ in range(LEANER):
-            entry = self.scanner.one(candidate, [self.fitter.within(each, host) for each in given])
+            entry = self.scanner.one(
+                candidate, [each.with_host(each.limits.host_bytes - (own - host)) for each in given]
+            )
             # Of a step that waits for little the program says nearly all: other programs are compared with it.
             waits = best.timeline.seconds > WAITING * best.solved.program.seconds
             least = best.timeline.seconds if waits else best.solved.program.seconds

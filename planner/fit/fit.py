@@ -166,10 +166,6 @@ class Fitter:
         program = self._program(candidate, self._whole_states(candidate, branch, "seconds"), "seconds")
         return program.seconds if program else inf
 
-    def within(self, branch: Branch, host: int) -> Branch:
-        """`branch` for a smaller host budget."""
-        return branch.with_host(branch.limits.host_bytes - (self.budget.host - host))
-
     def leaner(self, candidate: Candidate, branch: Branch, host: int, below: float) -> Solved | None:
         """The fastest decision by a branch within `host`, as a plan for all of the host budget; None where by the
         program a step takes `below` seconds or more."""
@@ -401,7 +397,8 @@ class Fitter:
         if len(self.model.layers) <= 2 * ENDS:
             solved = (each.solved for each in self.leanest(candidate))
             return [Sketch(each.program, each.fitted.decision, each.fitted.needs) for each in solved]
-        ways = (self.fixed.kept, *self._kept_ways(candidate)[-1:])
+        kept_ways = self._kept_ways(candidate)
+        ways = (self.fixed.kept, *(kept_ways[1:] or kept_ways))
         found = [(self._corner(candidate, 0, 0, 0, kept), self.tight) for kept in ways]
         found += [(found[0][0], pace) for pace in (self.shortest if every else self._paces(candidate)[1][1:])]
         return [self._sketched(candidate, *each) for each in found]
@@ -409,7 +406,7 @@ class Fitter:
     def leanest(self, candidate: Candidate) -> tuple[Lean, ...]:
         """What a tight budget ends in: everything at one end or the other, and all updates prompt or delayed, whichever
         takes least host memory; once for each way to use the device: for no parameters between their uses, for those of
-        both ends of the model, and for as many as there is room for; and where it has no room, for one layer alone."""
+        both ends of the model, as many as there is room for, or all states; and without room, for one layer alone."""
         key = candidate, self.fixed.recompute_leanly
         if key not in self._leanest:
             ways = [(kept, self.tight) for kept in (self.fixed.kept, *self._kept_ways(candidate))]
@@ -437,7 +434,9 @@ class Fitter:
             # Where all stay, nothing passes through: what the last of them takes, its buffers give back.
             needs = self._sketched(candidate, self._corner(candidate, 0, 0, 0, whole), self.tight).needs
             most = whole if needs.device <= self.budget.device else most
-        return [ends] if most == ends else [ends, most]
+        fixed = replace(self.fixed, checkpoints_device=None)  # all states are meant, wherever inputs are
+        may = may_keep_everything(self.model, self.machine, self.budget.device, fixed)
+        return [ends, *([most] if most != ends else []), *([everything(self.model)] if may else [])]
 
     def _find_leanest(self, candidate: Candidate, kept: Mapping[str, KeptShares] | None, pace: Pace) -> Lean:
         few = replace(candidate, micro_batches=min(candidate.micro_batches, max(MEASURED)))
@@ -465,7 +464,8 @@ class Fitter:
         kept: Mapping[str, KeptShares] | None,
         delay_ratio: float = 0.0,
     ) -> ProgramResult:
-        choices = self.fixed.where_free(delay_ratio, parameters, optimizer, checkpoints)
+        there = 1.0 if kept == everything(self.model) else None
+        choices = self.fixed.where_free(delay_ratio, parameters, optimizer, checkpoints, there)
         choices = replace(choices, kept=kept, recompute=self.fixed.recompute_leanly)
         program = self._program(candidate, Branch(choices, Limits(UNLIMITED)), "host memory")
         assert program is not None, "no limit, and still no placement"

@@ -97,7 +97,14 @@ class FixedChoices:
         """What backward recomputes where memory alone counts."""
         return self.recompute if self.recompute in ("none", "paper") else "all"
 
-    def where_free(self, delay_ratio: float, parameters: float, optimizer: float, checkpoints: float) -> "FixedChoices":
+    def where_free(
+        self,
+        delay_ratio: float,
+        parameters: float,
+        optimizer: float,
+        checkpoints: float,
+        checkpoints_device: float | None,
+    ) -> "FixedChoices":
         """These, with as much where nobody has decided it."""
         return replace(
             self,
@@ -105,6 +112,7 @@ class FixedChoices:
             parameters=parameters if self.parameters is None else self.parameters,
             optimizer=optimizer if self.optimizer is None else self.optimizer,
             checkpoints=checkpoints if self.checkpoints is None else self.checkpoints,
+            checkpoints_device=checkpoints_device if self.checkpoints_device is None else self.checkpoints_device,
         )
 
     def saved_tiers(self, device_bytes: float | None) -> tuple[SavedTier, ...]:

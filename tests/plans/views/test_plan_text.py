@@ -529,7 +529,7 @@ def test_a_headline_is_never_cut() -> None:
     page = _page(prediction=prediction)
     opening = page.split("What bounds it")[0]
     assert "..." not in opening
-    assert "all training state fits in memory, and a step uses no ssd." in " ".join(opening.split())
+    assert "the device alone has memory for this training, and a step uses no ssd." in " ".join(opening.split())
     assert "1,234,567 tokens/s." in opening
 
 
