@@ -332,3 +332,23 @@ def test_the_picture_is_of_the_schedule_as_it_is() -> None:
     drawer = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(drawer)
     assert drawer.draw(drawer.timeline()) == (ROOT / "docs" / "plan.svg").read_text()
+
+
+def test_what_the_what_ifs_print_is_found_and_written_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m docs.printed` takes minutes; here its commands print what the documents say already."""
+    spec = importlib.util.spec_from_file_location("printed", ROOT / "docs" / "printed.py")
+    assert spec and spec.loader
+    writer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(writer)
+    text = (ROOT / "docs" / "catalogue.md").read_text(encoding="utf-8")
+    called = []
+
+    def prints(command: str, first: str) -> str:
+        called.append((" ".join(command.split()), first.split()))
+        block = text[text.index(first) :].split("\n\n", 1 + first.startswith("    hours:"))
+        return "\n\n".join(block[:-1]) + "\n"
+
+    monkeypatch.setattr(writer, "printed", prints)
+    assert writer.renewed(text) == (text, 4)
+    assert all(command.startswith("ssdplan solve --model llama-3.1-8b") for command, _ in called)
+    assert [first[0] for _, first in called] == ["Plan:", "ssds", "gpu", "hours:"]
