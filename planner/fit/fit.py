@@ -59,7 +59,7 @@ class Fitter:
         self.builder = Builder(model)
         self._in_dram = machine.device == "cpu" and not machine.emulation
         large = () if self._in_dram else large_to_update_there(model, machine, budget, fixed)
-        # A function of no fitter, for what refers to itself is freed late, and with it the schedules that it keeps.
+        # Of no fitter: what refers to itself is freed late.
         decide = partial(spilled, model, machine, budget, fixed, self.usuals[-1])
         self.pipelines = Pipelines(model, self.builder.short, decide, large)
         self._leanest: dict[tuple[Candidate, Recompute], tuple[Lean, ...]] = {}
@@ -147,8 +147,9 @@ class Fitter:
         return self.solve(candidate, smaller) if smaller else first_within(self.leanest(candidate), self.budget)
 
     def _fastest_first(self, candidate: Candidate, branches: Sequence[Branch]) -> list[Branch]:
-        """By the program with whole states, whose order may be another than that of the bounds."""
-        return sorted(branches, key=lambda branch: self.seconds(candidate, branch))
+        """By the program with whole states, on a device; as they are where one has no room by the estimate."""
+        known = not self.fixed.unified_memory and all(self.seconds(candidate, each) < inf for each in branches)
+        return sorted(branches, key=lambda each: self.seconds(candidate, each)) if known else list(branches)
 
     def _with_smaller_pairs(self, candidate: Candidate, branches: Sequence[Branch]) -> list[Branch]:
         """`branches` without the largest saved activations of those that were too much on their way through a device
@@ -274,8 +275,7 @@ class Fitter:
                 return Solved(fitted, best, found)
             if "device memory" in over and not keeps(best):
                 break
-            if "host memory" in over:
-                over["host memory"] += round(NEAR * budget.host)
+            over |= {"host memory": over["host memory"] + round(NEAR * budget.host)} if "host memory" in over else {}
             found = replace(found, limits=reduced(found.limits, over, HARDER**number))
             again = self._program(candidate, self._whole_states(candidate, found, aim), aim)
             if again is None:
@@ -434,7 +434,7 @@ class Fitter:
             # Where all stay, nothing passes through: what the last of them takes, its buffers give back.
             needs = self._sketched(candidate, self._corner(candidate, 0, 0, 0, whole), self.tight).needs
             most = whole if needs.device <= self.budget.device else most
-        fixed = replace(self.fixed, checkpoints_device=None)  # all states are meant, wherever inputs are
+        fixed = replace(self.fixed, checkpoints_device=None)  # all states are meant
         may = may_keep_everything(self.model, self.machine, self.budget.device, fixed)
         return [ends, *([most] if most != ends else []), *([everything(self.model)] if may else [])]
 
