@@ -6,6 +6,7 @@ makes them exact, the simulator predicts; `solve.py` makes a plan of it.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ssdplan.plans.documents.plan import Alternative, Least
 from ssdplan.plans.documents.profile import Machine, Model
@@ -15,7 +16,7 @@ from .explain.alternatives import rungs_by
 from .explain.sensitivity import scaled_compute
 from .fit.budgets import ROOMS, Candidate, Room
 from .fit.fit import Fitter
-from .fit.whole import keeping_nothing
+from .fit.whole import bound_of
 from .program.program import Bound
 from .ranked import CLOSE, ENOUGH, FINALISTS, Ranked, Scanned, Simulated, expected, smallest_good_enough
 from .request import least_of, smallest_of
@@ -224,8 +225,7 @@ class Search:
         rows = []
         for candidate in sorted(bounds, key=lambda candidate: candidate.order):
             bound, branch = bounds[candidate], branches[candidate]
-            ways = (self.scanner.bound(without_compute, candidate, way) for way in (branch, keeping_nothing(branch)))
-            io = next((found for found in ways if found), bound)
+            io = bound_of(branch, partial(self.scanner.bound, without_compute, candidate)) or bound
             tokens = self.pacing.tokens(candidate)
             rows.append(
                 Alternative(

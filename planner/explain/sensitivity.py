@@ -18,11 +18,11 @@ from ssdplan.plans.units import format_bytes
 from ..fit.budgets import Candidate, Needs
 from ..fit.fit import Fitter
 from ..fit.found import Branch, Solved
-from ..fit.whole import keeping_nothing
+from ..fit.whole import bound_of
 from ..predict.drive import combined_frontier
 from ..predict.shortened import step_seconds
 from ..program.choices import FixedChoices
-from ..program.program import placed_seconds, program_bound
+from ..program.program import Bound, placed_seconds, program_bound
 
 GIB = 1 << 30
 MOST_HOST_MEMORY, MORE_DEVICE_MEMORY = 16 * GIB, 8 * GIB
@@ -116,8 +116,8 @@ class _Own:
 
     @property
     def lean(self) -> float:
-        """Times what the program takes with its best placement: more than 1 where memory is so scarce that the plan is
-        the leanest that there is. A faster part does not bring what is lost so; memory may."""
+        """The program's seconds of the plan over those of the best placement. They are more than 1 where memory is so
+        scarce that the leanest plan was taken. A faster part does not bring back what is lost so; memory may."""
         best = self.fitter.seconds(self.candidate, self.solved.branch)
         return max(self.solved.program.seconds / best, 1.0)
 
@@ -144,10 +144,10 @@ class _Own:
         return [changed.seconds(*way) for way in ways]
 
     def _bound(self, model: Model, machine: Machine, candidate: Candidate, branch: Branch) -> float | None:
-        """The program's seconds; where it has no placement those with nothing kept on the device, as a plan is found
-        then."""
-        for way in (branch, keeping_nothing(branch)):
-            found = program_bound(
+        """The program's seconds, as `bound_of` says."""
+
+        def bound(way: Branch) -> Bound | None:
+            return program_bound(
                 model,
                 machine,
                 micro_batch_size=candidate.micro_batch_size,
@@ -155,9 +155,9 @@ class _Own:
                 limits=way.limits,
                 fixed=way.fixed,
             )
-            if found is not None:
-                return found.seconds
-        return None
+
+        found = bound_of(branch, bound)
+        return found.seconds if found else None
 
     def _simulated(self, model: Model, machine: Machine) -> float:
         """A step of the plan as it is."""

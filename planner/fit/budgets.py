@@ -65,16 +65,16 @@ class Needs:
         return int(getattr(self, _FIELDS[constraint]))
 
 
-def reduced(limits: Limits, over: dict[Constraint, int], push: float = 1.0) -> Limits:
-    """Limits reduced by what was too much; of the device `push` times that, for it keeps whole states and pairs, and
-    gives none of them back for a few bytes."""
+def reduced(limits: Limits, over: dict[Constraint, int], push: float = 1.0, spare: float = 0.0) -> Limits:
+    """Limits reduced by what was too much: host's by `spare` bytes more, for rounding may be against it again; the
+    device's by `push` times that, for it keeps whole states and pairs, and gives none of them back for a few bytes."""
 
     def smaller(limit: float | None, excess: int) -> float | None:
         return limit if limit is None or not excess else max(limit - excess, 0.0)
 
     return replace(
         limits,
-        host_bytes=limits.host_bytes - over.get("host memory", 0),
+        host_bytes=limits.host_bytes - (over["host memory"] + spare if "host memory" in over else 0),
         ssd_bytes=smaller(limits.ssd_bytes, over.get("ssd space", 0)),
         ssd_write_bytes=smaller(limits.ssd_write_bytes, over.get("ssd writes", 0)),
         device_bytes=smaller(limits.device_bytes, round(push * over.get("device memory", 0))),

@@ -59,7 +59,7 @@ class Fitter:
         self.builder = Builder(model)
         self._in_dram = machine.device == "cpu" and not machine.emulation
         large = () if self._in_dram else large_to_update_there(model, machine, budget, fixed)
-        # Of no fitter: what refers to itself is freed late.
+        # A function of no fitter, for what refers to itself is freed late, and with it the schedules that it keeps.
         decide = partial(spilled, model, machine, budget, fixed, self.usuals[-1])
         self.pipelines = Pipelines(model, self.builder.short, decide, large)
         self._leanest: dict[tuple[Candidate, Recompute], tuple[Lean, ...]] = {}
@@ -275,8 +275,7 @@ class Fitter:
                 return Solved(fitted, best, found)
             if "device memory" in over and not keeps(best):
                 break
-            over |= {"host memory": over["host memory"] + round(NEAR * budget.host)} if "host memory" in over else {}
-            found = replace(found, limits=reduced(found.limits, over, HARDER**number))
+            found = replace(found, limits=reduced(found.limits, over, HARDER**number, NEAR * budget.host))
             again = self._program(candidate, self._whole_states(candidate, found, aim), aim)
             if again is None:
                 break

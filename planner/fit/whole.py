@@ -15,6 +15,7 @@ from ssdplan.plans.documents.state_layout import ELEMENT_BYTES
 
 from ..program.choices import KeptShares, KeptWithin
 from ..program.placement import ProgramResult
+from ..program.program import Bound
 from .found import Branch
 from .kept import WHOLE, whole_states
 
@@ -55,6 +56,13 @@ def best_whole_states(model: Model, branch: Branch, solve: Solve) -> Branch:
 def keeping_nothing(branch: Branch) -> Branch:
     """`branch` where nothing stays on the device."""
     return _deciding(branch, {}, 0.0)
+
+
+def bound_of(branch: Branch, bound: Callable[[Branch], Bound | None]) -> Bound | None:
+    """The `bound` of a branch. Where there is none, and nobody has said what the device keeps, that with nothing kept,
+    as a plan is found then."""
+    found = bound(branch)
+    return bound(keeping_nothing(branch)) if found is None and branch.fixed.kept is None else found
 
 
 def _rounded(model: Model, branch: Branch, found: ProgramResult, solve: Solve) -> tuple[Branch, ProgramResult | None]:

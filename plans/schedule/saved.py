@@ -75,21 +75,22 @@ class SavedActivations:
         return self._passing("saving", "device", kept, layer, micro_batch)
 
     def leave(self, layer: int, micro_batch: int) -> None:
-        """Move what a forward has left to where it waits. It is written behind the copy of the next pair that goes to
-        ssd, or by `settle`: so host has a place for two pairs, and the drive writes one while the other comes."""
+        """Move what a forward has left to where it waits. A pair that goes to ssd is written behind the copy of the
+        next such pair, or before anything is read: so host has places for two, and the drive writes one while the
+        other comes."""
         kept, source = self.of(layer, micro_batch), self.output(layer, micro_batch)
         if kept is None or source is None or kept.tier == "device":
             return
         target = self._on_host("saving", kept, layer, micro_batch)
         self._move("d2h", source, target, layer, micro_batch)
         if kept.tier == "ssd":
-            self.settle()
+            self._write_last()
             self._to_write = layer, micro_batch
             if self._emission.unified:  # nothing is copied, and the next forward writes to a place of its own
-                self.settle()
+                self._write_last()
 
-    def settle(self) -> None:
-        """Write what is still to be written."""
+    def _write_last(self) -> None:
+        """Write the pair that is still to be written, if there is one."""
         if self._to_write is None:
             return
         (layer, micro_batch), self._to_write = self._to_write, None
@@ -100,7 +101,7 @@ class SavedActivations:
 
     def restore(self, layer: int, micro_batch: int) -> None:
         """Read what ssd holds of a pair. All that is to be written is written before."""
-        self.settle()
+        self._write_last()
         kept = self.of(layer, micro_batch)
         if kept and kept.tier == "ssd":
             target = self._on_host("restored", kept, layer, micro_batch)

@@ -270,8 +270,8 @@ class _Vertical:
         return partial(self.activations.keep, source, stage, micro_batch, stage + 1)
 
     def _restore(self, stage: int, position: int) -> None:
-        """Read what ssd holds of an input and of saved activations of the layer whose backward is the stage to come:
-        a stage ahead, so that host has a place for those of one stage."""
+        """Read what ssd holds of an input and of saved activations of the layer whose backward is the stage to come.
+        Each is read a stage ahead, so host has places for those of one stage."""
         if self.forwards <= stage < self.stages and 0 < self.layer_of[stage] < self.head:
             layer, micro_batch = self.layer_of[stage], self._micro_batch(stage, position)
             self.activations.restore(layer, micro_batch)

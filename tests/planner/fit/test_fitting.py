@@ -1,6 +1,6 @@
 """Fitting where room is scarce: on a device beside much host memory, and on host beside a device that has room for all.
 
-Each of these was found by trying, and took a part of the tokens/s or a refusal.
+Each of these cases was found by trying: its plan was slow, or there was none.
 """
 
 from typing import Any
@@ -30,8 +30,8 @@ def saved_shares(plan: Plan) -> dict[str, float]:
 
 
 def test_host_room_that_was_found_with_more_of_the_device_is_looked_for_again() -> None:
-    """With less of the device, more is on host: the same limit was tried to the last attempt, and the leanest plan was
-    taken, of 1,258 tokens/s."""
+    """With less of the device more is on host. Else the same host limit is tried to the last attempt, and the leanest
+    plan is taken, of 1,258 tokens/s."""
     plan = planned("llama-2-13b", "rtx-5090", "micron-9550-pro", 48 * GIB, (3, 64), "step", sequence_length=512)
     assert plan.prediction.tokens_per_second > 1900
     assert plan.prediction.peak_host_bytes > 47 * GIB
