@@ -65,7 +65,7 @@ class Pacing:
                 best = min((best, *([self.simulated(other)] if other else [])), key=self.with_operations)
             for branch in inputs_elsewhere(branches) if solved.fitted.decision.checkpoint_device else ():
                 if self.fitter.seconds(candidate, branch) < best.timeline.seconds * (1 - WORTH):
-                    other = self.fitter.paced(candidate, [branch], self.fitter.usual)
+                    other = self.fitter.paced(candidate, [branch], self.fitter.paces.usual)
                     best = min((best, *([self.simulated(other)] if other else [])), key=self.with_operations)
         return best
 
@@ -82,11 +82,11 @@ class Pacing:
         size = decision.micro_batch_size
         own, host = glimpsed(decision)
         enough, found = own * (1 - WORTH), list[tuple[float, int]]()
-        for number, pace in enumerate(self.fitter.others):
+        for number, pace in enumerate(self.fitter.paces.others):
             seconds, taken = glimpsed(pace.of(decision))
             left = self._seconds_with(solved, host - taken) / solved.program.seconds
             found.append((seconds * left, number))
-        return [self.fitter.others[number] for reached, number in sorted(found) if reached < enough][:PROMISING]
+        return [self.fitter.paces.others[number] for reached, number in sorted(found) if reached < enough][:PROMISING]
 
     def _seconds_with(self, solved: Solved, host_bytes: int) -> float:
         """The program's seconds with so many more bytes of host memory than it had, or fewer."""

@@ -35,7 +35,7 @@ def refusal(fitter: Fitter, candidates: Sequence[Candidate], without_gradients: 
             f"no plan fits: {constraint} of {format_there(budget.of(constraint))} is too little; "
             f"the least that would do is {format_enough(enough)}{more}"
         )
-    needs = leanest_of([way for candidate in candidates for way in fitter.leanest(candidate)], "host memory")
+    needs = leanest_of([way for candidate in candidates for way in fitter.lean_ways.of(candidate)], "host memory")
     assert needs is not None, "no candidate, and still a refusal"
     each = ", ".join(
         f"{constraint} {format_enough(needs.of(constraint))} instead of {format_there(budget.of(constraint))}"

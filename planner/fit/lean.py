@@ -1,6 +1,6 @@
-"""Lean ways: what a tight budget ends in, estimated at first, and built only where the estimate does not decide.
+"""A lean way: what a tight budget ends in, estimated at first, and built only where the estimate does not decide.
 
-Owns that no schedule of a whole model is built to learn that it is far too large. Which ways there are, `fit.py` says.
+Owns that no schedule of a whole model is built to learn that it is far too large. `lean_ways.py` has the ways.
 """
 
 from collections.abc import Sequence

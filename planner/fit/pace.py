@@ -12,7 +12,6 @@ from ssdplan.plans.documents.state_layout import (
     ELEMENT_BYTES,
     GRADIENT_BYTES,
     GRAIN,
-    OptimizerFormats,
 )
 
 from ..program.choices import FixedChoices
@@ -39,24 +38,33 @@ class Pace:
         return decision.model_copy(update=chunks)
 
 
-def paces(
-    model: Model, budget: Needs, formats: OptimizerFormats, ranks: int
-) -> tuple[tuple[Pace, ...], Pace, tuple[Pace, ...]]:
-    """The usual pace, of several ranks in both ways, the better first; the one that takes least memory; and those that
-    may hide more where a drive is the slowest: shorter chunks and more of them on their way."""
-    largest = max(state.elements for state in model.states if not state.frozen)
-    each = formats.mean_bytes + GRADIENT_BYTES + ELEMENT_BYTES[model.precision]
-    affordable = CHUNKS_SHARE * budget.host / (CHUNKS_AT_ONCE * each)
-    smallest, usual = max(1 << 16, largest / 128), max(1 << 20, largest / 64)
-    usual_pace = Pace(_grains(min(max(affordable, smallest), usual)), 3, behind=ranks > 1)
-    tight = Pace(_grains(smallest), 1)
-    others = tuple(
-        replace(
-            usual_pace, chunk_elements=_grains(max(usual_pace.chunk_elements / shorter, 1 << 16)), lookahead=lookahead
+class Paces:
+    """The paces of one model in one budget."""
+
+    def __init__(self, model: Model, budget: Needs, fixed: FixedChoices) -> None:
+        largest = max(state.elements for state in model.states if not state.frozen)
+        each = fixed.formats.mean_bytes + GRADIENT_BYTES + ELEMENT_BYTES[model.precision]
+        affordable = CHUNKS_SHARE * budget.host / (CHUNKS_AT_ONCE * each)
+        smallest, most = max(1 << 16, largest / 128), max(1 << 20, largest / 64)
+        usual = Pace(_grains(min(max(affordable, smallest), most)), 3, behind=fixed.shares > 1)
+        self.usual = usual
+        self.usuals = tuple(dict.fromkeys((usual, replace(usual, behind=False))))
+        """The usual pace, of several ranks in both ways, the better first."""
+        self.tight = Pace(_grains(smallest), 1)
+        """The one that takes least memory."""
+        self.others = tuple(
+            replace(usual, chunk_elements=_grains(max(usual.chunk_elements / shorter, 1 << 16)), lookahead=lookahead)
+            for shorter, lookahead in ((2, 8), (2, 12), (4, 8), (4, 16), (8, 16))
         )
-        for shorter, lookahead in ((2, 8), (2, 12), (4, 8), (4, 16), (8, 16))
-    )
-    return tuple(dict.fromkeys((usual_pace, replace(usual_pace, behind=False)))), tight, others
+        """Those that may hide more where a drive is the slowest: shorter chunks and more of them on their way."""
+        self.shorts = with_less_on_device(self.usuals[-1], fixed)
+        """The usual one for less of the device."""
+        self.shortest = with_less_on_device(self.tight, fixed)[-1:]
+        """The one that takes least memory of both; none where the device cannot do with less."""
+
+    def where(self, *, roomy: bool) -> tuple[tuple[Pace, ...], tuple[Pace, ...]]:
+        """The usual paces and the tight ones of a device that has room for the pipeline, or may have none."""
+        return (self.usuals, (self.tight,)) if roomy else ((*self.usuals, *self.shorts), (self.tight, *self.shortest))
 
 
 def with_less_on_device(pace: Pace, fixed: FixedChoices) -> tuple[Pace, ...]:

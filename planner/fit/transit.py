@@ -116,6 +116,11 @@ class Pipelines:
             gradients=gradients,
         )
 
+    def fits_device(self, candidate: Candidate, nbytes: float) -> bool:
+        """Whether a device of so many bytes has room for the pipeline, by this estimate, which may be a little too
+        much."""
+        return self.at(candidate, mixed=False).device_peak <= nbytes
+
     @cached_property
     def gradients(self) -> GradientBuffers:
         """What there is not when the device keeps and updates `large`, their parameters in transit apart: with two

@@ -23,7 +23,7 @@ def fitter_within(what_if: WhatIf, host: int) -> Fitter:
 
 def test_no_way_takes_less_than_it_takes_at_least() -> None:
     """Of the blocks that a device keeps a share of, less passes through than of those that it keeps none of."""
-    for way in fitter_within(LARGE, GIB).leanest(EIGHT_ROWS):
+    for way in fitter_within(LARGE, GIB).lean_ways.of(EIGHT_ROWS):
         assert all(least <= exact for least, exact in zip(astuple(way.at_least), astuple(way.needs), strict=True))
 
 

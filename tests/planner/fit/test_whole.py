@@ -38,9 +38,9 @@ def test_more_memory_bandwidth_is_not_slower_by_what_rounding_loses() -> None:
     seconds = [fitter.seconds(CANDIDATE, anywhere(fitter)) for fitter in (slower, faster)]
     assert seconds[1] < seconds[0]
     for fitter, found in zip((slower, faster), seconds, strict=True):
-        bound = fitter._program(CANDIDATE, anywhere(fitter), "seconds")
+        bound = fitter.answers.program(CANDIDATE, anywhere(fitter), "seconds")
         assert bound is not None and bound.seconds <= found * (1 + 5e-3) and found < 1.04 * bound.seconds
-        whole = fitter._whole_states(CANDIDATE, anywhere(fitter), "seconds").fixed.kept
+        whole = fitter.answers.whole_states(CANDIDATE, anywhere(fitter), "seconds").fixed.kept
         assert whole is not None
         for name, shares in whole.items():
             states = sum(state.state_class == name for state in fitter.model.states)
@@ -52,12 +52,13 @@ def test_the_program_keeps_no_more_and_no_less_than_it_may() -> None:
     branch = anywhere(fitter)
     for within in (KeptWithin("block", (0.0, 0.25)), KeptWithin("block", (0.5, 1.0)), KeptWithin("head", (0.0, 0.0))):
         part = replace(branch, fixed=replace(branch.fixed, kept_within=(within,)))
-        found = fitter._program(CANDIDATE, part, "seconds")
+        found = fitter.answers.program(CANDIDATE, part, "seconds")
         assert found is not None
         share = found.placement[within.state_class].parameters_device
         assert within.device[0] - 1e-6 <= share <= within.device[1] + 1e-6
     part = replace(branch, fixed=replace(branch.fixed, kept_within=(KeptWithin("block", (0.97, 1.0), (0.97, 1.0)),)))
-    assert fitter._program(CANDIDATE, part, "seconds") is None, "124 GB of blocks and their optimizer states in 23 GiB"
+    found = fitter.answers.program(CANDIDATE, part, "seconds")
+    assert found is None, "124 GB of blocks and their optimizer states in 23 GiB"
     assert KeptWithin("embedding", (1.0, 1.0), (1.0, 1.0)).split(0.25, 0.5, updated=True) == (
         KeptWithin("embedding", (1.0, 1.0), (1.0, 0.25)),
         KeptWithin("embedding", (1.0, 1.0), (0.5, 1.0)),
