@@ -51,7 +51,7 @@ class LeanWays:
         if key not in self._found:
             ways = [(kept, self.paces.tight) for kept in (self.fixed.kept, *self._kept_ways(candidate))]
             ways += [
-                (self.fixed.kept, pace) for pace in (self.paces.shortest if self._whole else self._less(candidate))
+                (self.fixed.kept, pace) for pace in (self.paces.tight_in_less if self._whole else self._less(candidate))
             ]
             self._found[key] = tuple(self._leanest(candidate, *way) for way in ways)
         return self._found[key]
@@ -65,7 +65,7 @@ class LeanWays:
         kept_ways = self._kept_ways(candidate)
         ways = (self.fixed.kept, *(kept_ways[1:] or kept_ways))
         found = [(self.corner(candidate, kept), self.paces.tight) for kept in ways]
-        found += [(found[0][0], pace) for pace in (self.paces.shortest if every else self._less(candidate))]
+        found += [(found[0][0], pace) for pace in (self.paces.tight_in_less if every else self._less(candidate))]
         return [self.answers.sketched(candidate, *each) for each in found]
 
     def hopeless(self, candidate: Candidate) -> bool:
@@ -75,7 +75,7 @@ class LeanWays:
     def _less(self, candidate: Candidate) -> tuple[Pace, ...]:
         """Paces for less of the device, where that may have no room."""
         roomy = self.pipelines.fits_device(candidate, ROOM * self.budget.device)
-        return () if roomy else self.paces.shortest
+        return () if roomy else self.paces.tight_in_less
 
     def _kept_ways(self, candidate: Candidate) -> list[Mapping[str, KeptShares]]:
         if self.fixed.kept is not None or self.answers.in_dram:

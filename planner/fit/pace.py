@@ -57,14 +57,17 @@ class Paces:
             for shorter, lookahead in ((2, 8), (2, 12), (4, 8), (4, 16), (8, 16))
         )
         """Those that may hide more where a drive is the slowest: shorter chunks and more of them on their way."""
-        self.shorts = with_less_on_device(self.usuals[-1], fixed)
+        self.usual_in_less = with_less_on_device(self.usuals[-1], fixed)
         """The usual one for less of the device."""
-        self.shortest = with_less_on_device(self.tight, fixed)[-1:]
-        """The one that takes least memory of both; none where the device cannot do with less."""
+        self.tight_in_less = with_less_on_device(self.tight, fixed)
+        """The tight one for less of the device: host has to have more of what the device lacks, so neither is always
+        the leanest."""
 
     def where(self, *, roomy: bool) -> tuple[tuple[Pace, ...], tuple[Pace, ...]]:
         """The usual paces and the tight ones of a device that has room for the pipeline, or may have none."""
-        return (self.usuals, (self.tight,)) if roomy else ((*self.usuals, *self.shorts), (self.tight, *self.shortest))
+        if roomy:
+            return self.usuals, (self.tight,)
+        return (*self.usuals, *self.usual_in_less), (self.tight, *self.tight_in_less)
 
 
 def with_less_on_device(pace: Pace, fixed: FixedChoices) -> tuple[Pace, ...]:

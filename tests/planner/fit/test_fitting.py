@@ -57,3 +57,12 @@ def test_the_least_is_exact_where_the_estimate_is_more_than_the_plan_takes() -> 
     plan = planned("opt-13b", "rtx-4090", "intel-p5800x*2", 2 * GIB, (2, 1), "screen", sequence_length=2048)
     (least,) = [row.least_bytes for row in plan.least if row.budget == "host memory"]
     assert least == pytest.approx(1.74 * GIB, rel=0.01)
+
+
+def test_between_much_of_the_device_and_much_of_host_a_batch_has_a_plan() -> None:
+    """All that may overlap takes 15.4 of the device's 15 GiB, nothing 16.04 of 16 GiB on host, and parameters alone
+    neither: this batch was refused, with 15.5 GiB of the device as the least."""
+    plan = planned("opt-30b", "rtx-4080", "samsung-pm9a3*4", 16 * GIB, (18, 16), "screen", sequence_length=1024)
+    assert plan.decision.overlap == "parameters" and plan.prediction.tokens_per_second > 350
+    (least,) = [row.least_bytes for row in plan.least if row.budget == "host memory"]
+    assert least < 14.6 * GIB
