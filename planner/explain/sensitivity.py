@@ -3,7 +3,8 @@
 Owns the units that people buy. A dual is the slope of the optimum at a point, and a drive is far from it on most
 machines. So the program is solved again on each changed machine. Where that promises something, the plan's own step is
 simulated there, on shortened models: it says what a step waits for that the program does not see, and what the program
-makes of the plan's batch, with whole states, is lengthened by as much.
+makes of the plan's batch, with whole states, is lengthened by as much. Where that is a very different plan, it is
+simulated itself.
 """
 
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,9 @@ PROMISING = 5e-3
 WAITING = 1.03
 """A step that takes longer than the program's by this factor waits for what the program does not see: there any faster
 part may bring something, and the plan's own step is simulated with each."""
+UNLIKE = 0.9
+"""Of the program's seconds of the plan as it is. A batch that takes less when it is placed anew has so different a plan
+that it waits for other things: that plan is simulated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +107,12 @@ class _Own:
         # No part that is better has to be used: where the order of a step's operations happens to make it longer.
         found = [kept, self.seconds] if change.same else []
         if placed_anew:
-            longer = self.lean if change.same and not self._more_memory(change) else 1.0
-            found += [drain * longer * seconds for seconds in self._placed_anew(change)]
+            part = change.same and not self._more_memory(change)
+            longer = self.lean if part else 1.0
+            own, *larger = (longer * seconds for seconds in self._placed_anew(change))
+            unlike = part and longer < 1 / UNLIKE and own < UNLIKE * kept / drain
+            sketched = self._sketched(change) if unlike else None
+            found += [sketched or drain * own, *(drain * seconds for seconds in larger)]
         return change.tokens * self.seconds / min(found) - 1
 
     @property
@@ -142,6 +150,14 @@ class _Own:
         ways = [(self.candidate, change.branch)]
         ways += [(larger, branch) for larger in change.larger for branch in changed.branches(larger)]
         return [changed.seconds(*way) for way in ways]
+
+    def _sketched(self, change: _Change) -> float | None:
+        """A step of what fits of the plan's batch with a change; None where that is not found so."""
+        changed = _changed(self.fitter, change)
+        sketch = changed.sketch(self.candidate, [change.branch])
+        if sketch is None:
+            return None
+        return step_seconds(change.model, change.machine, sketch.decision, changed.builder.schedule)
 
     def _bound(self, model: Model, machine: Machine, candidate: Candidate, branch: Branch) -> float | None:
         """The program's seconds, as `bound_of` says."""

@@ -76,11 +76,12 @@ class Builder:
         if len(self.short.layers) == len(self.model.layers):
             return least
         rounding = self._rounding(decision)
+        there = footprint(self.model, decision).ssd_bytes > 0  # or nothing is rounded to ssd
         return Needs(
             host=least.host + rounding + bookkeeping_of(peaks, self.model, self.short) - peaks.bookkeeping,
             device=least.device,
-            ssd=least.ssd + rounding,
-            writes=least.writes + rounding,
+            ssd=least.ssd + rounding * there,
+            writes=least.writes + rounding * there,
         )
 
     def at_least(self, decision: Decision) -> Needs:

@@ -24,7 +24,7 @@ from .decided import spilled
 from .estimate import Builder
 from .found import Branch, Sketch, Solved, fastest
 from .kept import everything, large_to_update_there, may_keep_everything
-from .lean import first_within, leanest_of
+from .lean import fastest_within, leanest_of
 from .lean_ways import LeanWays
 from .pace import ROOM, Pace, Paces
 from .transit import Pipelines
@@ -122,7 +122,7 @@ class Fitter:
                 if solved is not None:
                     return solved
         smaller = self._with_smaller_pairs(candidate, branches)
-        return self.solve(candidate, smaller) if smaller else first_within(self.lean_ways.of(candidate), self.budget)
+        return self.solve(candidate, smaller) if smaller else fastest_within(self.lean_ways.of(candidate), self.budget)
 
     def _fastest_first(self, candidate: Candidate, branches: Sequence[Branch]) -> list[Branch]:
         """By the program with whole states, on a device; as they are where one has no room by the estimate."""
@@ -213,8 +213,7 @@ class Fitter:
                 found[constraint] = least.of(constraint), best.seconds if best else solved.program.seconds
             elif constraint == "host memory":
                 # What the plan takes is no budget that does: of less room, more goes to the operations that it keeps.
-                exact = leanest_of(self.lean_ways.of(candidate), constraint, self.budget.without(constraint))
-                found[constraint] = exact.host if exact else self.budget.host, solved.program.seconds
+                found[constraint] = self._least_host(candidate), solved.program.seconds
         if "ssd space" not in rooms:
             return found
         found["ssd space"] = own.ssd, solved.program.seconds
@@ -225,6 +224,17 @@ class Fitter:
             if not needs.over(self.budget) and needs.ssd < own.ssd:
                 found["ssd space"] = needs.ssd, smallest.seconds
         return found
+
+    def _least_host(self, candidate: Candidate) -> int:
+        """The least host memory of a candidate that fits: what a lean way takes, or where all of them take more of
+        something else than there is, what the program finds."""
+        budget = self.budget.without("host memory")
+        exact = leanest_of(self.lean_ways.of(candidate), "host memory", budget)
+        if exact is not None and exact.host <= self.budget.host:
+            return exact.host
+        branches = [each.with_host(UNLIMITED) for each in self.branches(candidate)]
+        solved = (self.attempts.approach(candidate, each, self.paces.tight, "host memory", budget) for each in branches)
+        return min([self.budget.host, *(each.fitted.needs.host for each in solved if each)])
 
     def _last_resorts(self, candidate: Candidate) -> tuple[Aim, ...]:
         """What to aim for, when the fastest placement breaks a budget by its rounding: the least of that budget."""
@@ -251,7 +261,8 @@ class Fitter:
                 return fastest(fitting)[1] if aim == "seconds" else fitting[-1][1]
         if smaller := self._with_smaller_pairs(candidate, branches):
             return self.sketch(candidate, smaller)
-        return next((each for each in self.lean_ways.sketches(candidate) if not each.needs.over(self.budget)), None)
+        lean = [each for each in self.lean_ways.sketches(candidate) if not each.needs.over(self.budget)]
+        return min(lean, key=lambda each: each.program.seconds, default=None)
 
     def _attempts(self, candidate: Candidate, branches: Sequence[Branch]) -> Iterator[tuple[Branch, Pace, Aim]]:
         """What `solve` tries, one after the other."""

@@ -32,6 +32,11 @@ class Lean:
         """Whether all states are in one place each; where the user wants other fractions, they are rounded to states
         and pages, up or down."""
 
+    @property
+    def seconds(self) -> float:
+        """Of a step, by the program."""
+        return self._program.seconds
+
     @cached_property
     def at_least(self) -> Needs:
         """What it takes at least, by a few of the layers; nothing where that is not known. A page is left for what the
@@ -51,9 +56,9 @@ class Lean:
         return self.solved.fitted.needs
 
 
-def first_within(ways: Sequence[Lean], budget: Needs) -> Solved | None:
-    """The first of `ways` that fits."""
-    possible = (way for way in ways if not way.at_least.over(budget))
+def fastest_within(ways: Sequence[Lean], budget: Needs) -> Solved | None:
+    """The fastest of `ways` that fits, by the program."""
+    possible = (way for way in sorted(ways, key=lambda way: way.seconds) if not way.at_least.over(budget))
     return next((way.solved for way in possible if not way.needs.over(budget)), None)
 
 

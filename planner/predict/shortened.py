@@ -63,7 +63,7 @@ def step_seconds(model: Model, machine: Machine, decision: Decision, build: Buil
     """
     n = decision.micro_batches
     stays = all(p.optimizer_device == 1.0 for p in decision.placement.values())
-    if stays and n * len(model.layers) <= FEW_PAIRS:
+    if (stays or decision.saved) and n * len(model.layers) <= FEW_PAIRS:
         return simulated_seconds(build(model, decision), model, machine, decision)
     if decision.schedule != "horizontal" or n <= COUNTS[1]:
         return _by_length(model, machine, decision, build)

@@ -34,6 +34,7 @@ def describe_briefly(
     ]
     ranks = f" on each of {d.ranks} ranks" if d.ranks > 1 else ""
     least = min((row.least_bytes for row in plan.least if row.budget == "host memory"), default=None)
+    counted = " with bookkeeping" if least and least > p.peak_host_bytes else ""
     figures = [
         *(likely_facts(plan, basis) if basis else []),
         ("bound by", short(p.bound_by, 70)),
@@ -47,7 +48,7 @@ def describe_briefly(
         (
             "host memory",
             f"{format_enough(p.peak_host_bytes)} of {format_bytes(d.host_budget_bytes)}"
-            + (f"; the least for this batch is {format_enough(least)}" if least else ""),
+            + (f"; the least for this batch{counted} is {format_enough(least)}" if least else ""),
         ),
         *(
             []
