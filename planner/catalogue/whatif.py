@@ -220,7 +220,7 @@ def _figures(what_if: WhatIf) -> dict[str, Figure]:
     if what_if.gpu.lower() == NO_GPU or what_if.muon:
         figures |= {"cpu.flops": cpu.flops, "cpu.efficiency": COMPUTE_EFFICIENCY}
     if what_if.gpu.lower() == NO_GPU:
-        if what_if.link:
+        if what_if.link is not None:
             raise UsageError(f"--link {what_if.link}: without a GPU there is no link; leave it out")
         figures["cpu.drive-bandwidth"], link = DRIVE_A_CORE, IN_DRAM
     else:

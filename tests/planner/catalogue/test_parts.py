@@ -26,6 +26,15 @@ def profile(**fields: Any) -> Profile:
     )
 
 
+@pytest.mark.parametrize("named", [{"gpu": ""}, {"cpu": ""}, {"link": ""}, {"gpu": "none", "cpu": ""}, {"ssds": [""]}])
+def test_a_name_without_a_letter_names_nothing(named: dict[str, Any]) -> None:
+    """As a variable that is not set leaves it: it does not mean what no name means."""
+    with pytest.raises(UsageError, match=r"no .* '' in the catalogue"):
+        profile(**named)
+    with pytest.raises(UsageError, match="--link : without a GPU there is no link"):
+        profile(gpu="none", link="")
+
+
 @pytest.mark.parametrize("gpu", ["gb10", "Strix Halo"])
 def test_a_gpu_that_shares_memory_has_what_host_leaves(gpu: str) -> None:
     card = find("GPU", gpu, GPUS)
