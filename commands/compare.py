@@ -160,6 +160,7 @@ def command() -> Command:
 def call(options: Options) -> int:
     of.require_engine()
     of.require_writable(options.csv, "--csv")
+    of.require_folder(options.plots, "--plots")
     mezo = options.optimizer == "mezo"
     zeroth_order = asked_zeroth_order(options.given, mezo=mezo, directions=options.directions, masters="fp32")
     from ssdplan.rivals.arms import Batch

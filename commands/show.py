@@ -86,6 +86,9 @@ def call(options: Options) -> int:
 
     path, trainings = options.document, trainings_of(options)
     of.require_writable(options.csv, "--csv")
+    of.require_folder(options.plots, "--plots")
+    of.require_place(options.html, "--html")
+    of.require_place(options.trace, "--trace")
     if path.is_dir():
         with Folder(path) as folder:
             for name in _FILES_OF_A_RUN:

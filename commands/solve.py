@@ -268,6 +268,8 @@ def call(options: Options) -> int:
     if options.sweep is None and options.csv is not None:
         raise UsageError("--csv is of a --sweep: one plan is no table; --json prints it as data")
     of.require_writable(options.csv, "--csv")
+    of.require_folder(options.plots, "--plots")
+    of.require_folder(options.write_lp, "--write-lp")
     if options.sweep is not None and options.output is not None:
         raise UsageError("-o: a sweep writes no plan; leave it out")
     if options.sweep is not None and options.write_lp is not None:

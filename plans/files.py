@@ -10,6 +10,7 @@ import fnmatch
 import os
 import secrets
 import stat
+import tempfile
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
@@ -77,13 +78,32 @@ def write_whole(path: Path, data: bytes | str, *, durable: bool = False) -> None
 def writing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
     """A file that becomes `path` when the block ends, and is gone when it raises.
 
-    It is written under a random name beside `path`, made anew and never through a link, and then renamed: a link at
-    `path` is replaced, what it points at is not touched. Directories above it are made. With `durable` the content and
-    the name have reached the drive at the end. Raises OSError.
+    It is written under a random name beside `path`, made anew, and then renamed. Only a regular file is replaced: see
+    `Folder.require_replaceable`. Directories above it are made. With `durable` the content and the name have reached
+    the drive at the end. Raises UsageError, OSError.
     """
+    require_replaceable(path)
     make_folder(path.parent)
     with Folder(path.parent) as folder, folder.writing(path.name, durable=durable) as file:
         yield file
+
+
+def require_replaceable(path: Path) -> None:
+    """Raise UsageError where `writing` would refuse `path` for what is there; nothing there passes. Raises OSError."""
+    if path.is_symlink():
+        raise LinkError(
+            f"{path}: is a symbolic link, which is neither followed nor replaced; name its target, or another file"
+        )
+    if path.is_dir():
+        raise _no_file(path, stat.S_IFDIR)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), Folder(path.parent) as folder:
+        folder.require_replaceable(path.name)
+
+
+def require_room_for_files(folder: Path) -> None:
+    """Raise OSError where no file can be made in the directory `folder`, whatever its permissions say: root may do all,
+    and yet no file can be made in /proc. Nothing is left there."""
+    tempfile.TemporaryFile(dir=folder).close()
 
 
 def create_new(path: Path) -> FileIO:
@@ -115,13 +135,11 @@ def require_private(path: Path, status: os.stat_result, way_out: str) -> None:
 
 class Folder:
     """A directory, open. Every name is that of an entry, without a slash. Raises LinkError for entries that are links,
-    OSError; the error names the whole path. A link at the name of a file that is written whole is replaced, or, with
-    `keep_links`, refused as well.
+    OSError; the error names the whole path.
     """
 
-    def __init__(self, path: Path, *, keep_links: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._keep_links = keep_links
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def close(self) -> None:
@@ -174,6 +192,14 @@ class Folder:
         if mode is not None and stat.S_ISLNK(mode):
             raise self._link(name)
 
+    def require_replaceable(self, name: str) -> None:
+        """Raise UsageError where the entry is there and no regular file: a file in the place of a device, a FIFO, a
+        socket or a directory would take it away from whoever uses it. LinkError for a link, /dev/stdout among them."""
+        self.require_no_link(name)
+        mode = self.mode(name)
+        if mode is not None and not stat.S_ISREG(mode):
+            raise _no_file(self.path / name, mode)
+
     def has_folder(self, name: str) -> bool:
         """Whether the entry is a directory. Raises LinkError."""
         mode = self.mode(name)
@@ -215,7 +241,7 @@ class Folder:
     @contextlib.contextmanager
     def writing(self, name: str, *, durable: bool = False) -> Iterator[BinaryIO]:
         """A file that becomes the entry when the block ends: see the function of this name."""
-        self._require_writable(name)
+        self.require_replaceable(name)
         partial = f".{_entry(name)}.{secrets.token_hex(8)}.tmp"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         with self._named(name):
@@ -226,7 +252,7 @@ class Folder:
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())
-            self._require_writable(name)
+            self.require_replaceable(name)
             with self._named(name):
                 os.rename(partial, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
         except BaseException as error:
@@ -252,11 +278,6 @@ class Folder:
         """New names in a directory are durable only after this."""
         os.fsync(self._descriptor)
 
-    def _require_writable(self, name: str) -> None:
-        """Raise LinkError where the entry is a link that is to be kept."""
-        if self._keep_links:
-            self.require_no_link(name)
-
     @contextlib.contextmanager
     def _named(self, name: str) -> Iterator[None]:
         try:
@@ -272,6 +293,12 @@ class Folder:
             f"{self.path / name}: is a symbolic link, and a file of this directory's own is needed here; look at what "
             "it points at, then remove the link"
         )
+
+
+def _no_file(path: Path, mode: int) -> UsageError:
+    kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+    kind = kinds.get(stat.S_IFMT(mode), "a device")
+    return UsageError(f"{path}: cannot be written: it is {kind}; name a regular file, or one that is not there yet")
 
 
 def _entry(name: str) -> str:

@@ -203,7 +203,7 @@ def test_the_readme_is_short_and_the_index_has_every_page() -> None:
 
 
 def test_the_estimates_in_the_readme_are_the_example_plans() -> None:
-    """A step, tokens a second and wear of each plan in plans/examples, as `ssdplan show` has them."""
+    """Drives, a step, tokens a second and wear of each plan in plans/examples, as `ssdplan show` has them."""
     found = []
     for path in (ROOT / "plans" / "examples").glob("*.json"):
         shown = plan.Plan.load(path)
@@ -211,9 +211,11 @@ def test_the_estimates_in_the_readme_are_the_example_plans() -> None:
         worn = wear(shown.machine, p.ssd_write_bytes, p.step_seconds)
         speed, step = quantities.number(p.tokens_per_second), quantities.duration(p.step_seconds)
         a_day = f"{quantities.decimal(worn.bytes_a_day)} a day"
-        found.append([speed, step, a_day, lifetime(worn.days) if worn.days else ""])
+        (drive,) = {volume.path.partition(" ")[0] for volume in shown.machine.volumes}
+        found.append([drive, speed, step, a_day, lifetime(worn.days) if worn.days else ""])
     (rows,) = [table for table in tables(read(README)) if len(table[0]) == 6]
-    assert sorted([cell.strip("*") for cell in row[2:]] for row in rows) == sorted(found)
+    written = [[row[1].split()[-1].strip("`"), *(cell.strip("*") for cell in row[2:])] for row in rows]
+    assert sorted(written) == sorted(found)
 
 
 @pytest.mark.parametrize("path", [README, ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda path: path.name)
@@ -349,6 +351,7 @@ def test_what_the_what_ifs_print_is_found_and_written_where_it_was(monkeypatch: 
         return "\n\n".join(block[:-1]) + "\n"
 
     monkeypatch.setattr(writer, "printed", prints)
-    assert writer.renewed(text) == (text, 4)
-    assert all(command.startswith("ssdplan solve --model llama-3.1-8b") for command, _ in called)
-    assert [first[0] for _, first in called] == ["Plan:", "ssds", "gpu", "hours:"]
+    assert writer.renewed(text) == (text, 5)
+    assert [first[0] for _, first in called] == ["Plan:", "ssds", "gpu", "hours:", "model"]
+    models = [command.split()[3] for command, _ in called]
+    assert models == ["llama-3.1-8b"] * 4 + ["mixtral-8x7b"]

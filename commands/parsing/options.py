@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ssdplan.plans.errors import UsageError
+from ssdplan.plans.files import require_replaceable, require_room_for_files
+from ssdplan.plans.room import no_room
 
 from .types import DIRECTORY, PATH, Choice
 
@@ -107,5 +109,40 @@ def write_table(table: "DataFrame", path: Path) -> None:
 
 def require_writable(path: Path | None, option: str = "-o") -> None:
     """Refuse an output before the work, not after it; None is none. Raises UsageError."""
-    if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+    if path is None:
+        return
+    require_replaceable(path)
+    if path.parent.is_dir():
+        _require_files_in(path.parent, path, option)
+    else:
         raise UsageError(f"{path}: cannot be written; name a file in a directory that exists with {option}")
+
+
+def require_place(path: Path | None, option: str) -> None:
+    """The same of an output whose directories are made where they are missing. Raises UsageError."""
+    if path is not None:
+        require_replaceable(path)
+        _require_folder(path.parent, path, option)
+
+
+def require_folder(path: Path | None, option: str) -> None:
+    """Refuse a directory of outputs that is none, and where none can be made, before the work; None is none. Raises
+    UsageError."""
+    if path is not None:
+        _require_folder(path, path, option)
+
+
+def _require_folder(folder: Path, output: Path, option: str) -> None:
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    if not there.is_dir():
+        raise UsageError(f"{output}: cannot be written: {there} is no directory; name another place with {option}")
+    _require_files_in(there, output, option)
+
+
+def _require_files_in(folder: Path, output: Path, option: str) -> None:
+    try:
+        require_room_for_files(folder)
+    except OSError as error:
+        if no_room(error):
+            raise
+        raise UsageError(f"{output}: cannot be written: {error.strerror}; name another place with {option}") from error

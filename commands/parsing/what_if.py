@@ -106,16 +106,29 @@ def what_if_options() -> tuple[click.Option, ...]:
 
 
 def with_swept(options: Source, swept: "Values") -> Source:
-    """`options`, where what a sweep names need not be named again: they have its first value then."""
+    """`options`, where what a sweep names need not be named again: they have its first value then, of models the first
+    that is a name or whose file can be read."""
     from ssdplan.planner.sweep import NAMED
 
-    first = swept.values[0]
+    first = next(filter(_may_be_meant, swept.values), swept.values[0]) if swept.name == "model" else swept.values[0]
     name = swept.name.replace("-", "_")
     if options.profile is not None or name not in (*NAMED, "host_memory") or getattr(options, name) not in _NOT_GIVEN:
         return options
     value = first if isinstance(first, str) else round(first)
     changed: dict[str, Any] = {name: [value] if name in ("ssd", "network") else value}
     return replace(options, **changed)
+
+
+def _may_be_meant(model: float | str) -> bool:
+    """Whether a model is a name, or a path to one. The sweep looks names up, and says why a value is refused."""
+    from ssdplan.planner.catalogue.configs import is_path, shape_of_path
+
+    try:
+        if is_path(str(model)):
+            shape_of_path(Path(str(model)))
+    except UsageError:
+        return False
+    return True
 
 
 _NOT_GIVEN: tuple[object, ...] = (None, [])

@@ -100,6 +100,7 @@ def prepare(given: Mapping[str, Any], line: ProgressLine, tell: Tell | None = No
     if (out / RUN).is_file():
         return Prepared(out, _going_on(given, out, line))
     require_new(out)
+    of.require_folder(out, "--out")
     find_files(given["data"])
     model = find_model(given["model"])
     make_folder(out)

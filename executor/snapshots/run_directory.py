@@ -374,7 +374,7 @@ def _locked(path: Path) -> Iterator[Folder]:
     locks = Locks()
     try:
         locks.take(path)
-        with Folder(path, keep_links=True) as folder:
+        with Folder(path) as folder:
             yield folder
     finally:
         locks.close()

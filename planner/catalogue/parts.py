@@ -29,9 +29,9 @@ WORKSTATION_CPU, LAPTOP_CPU = "ryzen-9-7950x", "ryzen-7-7840u"
 def processor(gpu: str, cpu: str | None) -> Cpu:
     """The one that is named, else the GPU's own, else what stands beside a GPU or alone. Raises UsageError."""
     if gpu.lower() == NO_GPU:
-        return find("processor", cpu or LAPTOP_CPU, CPUS)
+        return find("processor", LAPTOP_CPU if cpu is None else cpu, CPUS)
     found = gpu_of(gpu)
-    named = find("processor", cpu or found.cpu or WORKSTATION_CPU, CPUS)
+    named = find("processor", found.cpu or WORKSTATION_CPU if cpu is None else cpu, CPUS)
     if found.unified and named.name != found.cpu:
         raise UsageError(f"--cpu {cpu}: {found.name} is of one chip with {found.cpu}; leave it out")
     return named
@@ -53,7 +53,7 @@ def gpu_of(name: str) -> Gpu:
 
 def link_of(gpu: Gpu, link: str | None) -> Link:
     """The one that is named, else the GPU's own. Raises UsageError for another than what a chip has within it."""
-    found = find("link", link or gpu.link, LINKS)
+    found = find("link", gpu.link if link is None else link, LINKS)
     if gpu.unified and found.name != gpu.link:
         raise UsageError(f"--link {link}: {gpu.name} shares its memory with host, so there is no link; leave it out")
     return found

@@ -28,7 +28,7 @@ from ssdplan.plans.documents.state_layout import (
 )
 from ssdplan.plans.documents.stripe_shares import CYCLE
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.units import parse_bytes
+from ssdplan.plans.units import MOST_BYTES, parse_bytes
 
 from . import (
     ATTENTION_TOKENS,
@@ -172,13 +172,16 @@ def parse_value(name: str, text: str, where: str) -> float:
         return parse_value(SIZES[0], text, where)
     if name.endswith(_RATES) and 0 < number < 1e6:
         raise UsageError(f"{where}: {text} bytes a second; write a unit, such as {text}GB")
-    if not 0 < number < 1e30:
+    if not LEAST_FIGURE < number < (MOST_BYTES if name.endswith(_RATES) else MOST_FIGURE):
         raise UsageError(f"{where}: {text} is out of range")
     return number
 
 
 SIZES = ("memory", "reserve", "capacity", "endurance")
 """How the names end of what is counted in bytes."""
+LEAST_FIGURE, MOST_FIGURE = 1e-30, 1e30
+"""Of what no machine is near. Beyond them seconds, which are quotients of figures, need not be finite."""
+MOST_CORES = 1 << 20
 _RATES = ("bandwidth", "h2d", "d2h", "chipset", ".read", ".write")
 """Of what is counted in bytes a second."""
 
@@ -217,7 +220,7 @@ def _figures(what_if: WhatIf) -> dict[str, Figure]:
     if what_if.gpu.lower() == NO_GPU or what_if.muon:
         figures |= {"cpu.flops": cpu.flops, "cpu.efficiency": COMPUTE_EFFICIENCY}
     if what_if.gpu.lower() == NO_GPU:
-        if what_if.link:
+        if what_if.link is not None:
             raise UsageError(f"--link {what_if.link}: without a GPU there is no link; leave it out")
         figures["cpu.drive-bandwidth"], link = DRIVE_A_CORE, IN_DRAM
     else:
@@ -254,8 +257,8 @@ def _figures(what_if: WhatIf) -> dict[str, Figure]:
             raise UsageError(f"--figure {name}={figures[name].value:g}: it is a fraction, at most 1")
     if (direct := what_if.figures.get("cpu.drives", 0.0)) % 1:
         raise UsageError(f"--figure cpu.drives={direct:g}: drives are counted whole")
-    if (cores := figures["cpu.cores"].value) < 1 or cores % 1:
-        raise UsageError(f"--figure cpu.cores={cores:g}: a processor has whole cores, at least one")
+    if not 1 <= (cores := figures["cpu.cores"].value) <= MOST_CORES or cores % 1:
+        raise UsageError(f"--figure cpu.cores={cores:g}: a processor has whole cores, 1 to {MOST_CORES:,}")
     if "gpu.memory" in figures and figures["gpu.memory"].value <= figures["gpu.reserve"].value:
         raise UsageError("--figure gpu.memory: no more than gpu.reserve, so nothing is left for a plan")
     return figures

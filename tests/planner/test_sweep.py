@@ -1,6 +1,7 @@
 """Sweeps of names and of lists: the values, what each changes, and how a table, a file and a picture show them."""
 
 import csv
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,3 +103,31 @@ def test_what_a_sweep_names_need_not_be_named_again(
     assert [(line["label"], line["value"]) for line in lines] == [("rtx-9999", ""), ("rtx-3090", "")]
     assert cli.main([*command, "ssds=1,2"]) == UsageError.exit_code
     assert "also needs --gpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("models", ["./nothing,gpt2", "gpt2,./nothing", "nothing,gpt2", "nothing,./nothing,gpt2"])
+def test_a_model_that_is_none_is_a_row_wherever_it_stands(
+    models: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = [
+        "solve",
+        "--gpu",
+        "rtx-4090",
+        "--ssd",
+        "samsung-990-pro",
+        "--host-memory",
+        "8GiB",
+        "--micro-batches",
+        "1",
+    ]
+    command += ["--sequence-length", "256", "--micro-batch-sizes", "1", "--json", "--sweep"]
+    assert cli.main([*command, f"model={models}"]) == 0
+    points = json.loads(capsys.readouterr().out)["points"]
+    assert [point["label"] for point in points] == models.split(",")
+    for point in points:
+        lacking = {"./nothing": "cannot read it", "nothing": "no model 'nothing'"}.get(point["label"], "")
+        assert lacking in (point["refusal"] or "") and (point["result"] is None) == bool(lacking)
+    nothing = models.replace("gpt2", "/nothing")
+    assert cli.main([*command, f"model={nothing}"]) == UsageError.exit_code
+    assert "nothing" in capsys.readouterr().err

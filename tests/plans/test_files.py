@@ -1,13 +1,15 @@
 """Files where others can write: bounds, links, devices, FIFOs, names, permissions."""
 
 import os
+import socket
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.files import Folder, LinkError, read_bounded, write_whole, writing
+from ssdplan.plans.files import Folder, LinkError, read_bounded, require_replaceable, write_whole, writing
 
 
 def modes(path: Path) -> int:
@@ -31,15 +33,60 @@ def test_what_has_no_end_or_would_block_is_refused_before_it_is_read(tmp_path):
         read_bounded(tmp_path, 10, "plan")
 
 
-def test_a_written_file_is_its_owners_and_replaces_a_link_not_its_target(tmp_path):
-    (tmp_path / "precious").write_text("mine")
-    (tmp_path / "plan.json").symlink_to(tmp_path / "precious")
-    write_whole(tmp_path / "plan.json", "new", durable=True)
-    assert (tmp_path / "precious").read_text() == "mine"
-    assert (tmp_path / "plan.json").read_text() == "new" and not (tmp_path / "plan.json").is_symlink()
-    assert modes(tmp_path / "plan.json") == 0o600
-    write_whole(tmp_path / "new" / "deep" / "file", b"x")
-    assert modes(tmp_path / "new") == 0o700
+def test_a_written_file_is_its_owners(tmp_path):
+    write_whole(tmp_path / "new" / "deep" / "file", b"x", durable=True)
+    assert modes(tmp_path / "new") == 0o700 and modes(tmp_path / "new" / "deep" / "file") == 0o600
+    (tmp_path / "shared").touch(0o666)
+    write_whole(tmp_path / "shared", "new")
+    assert (tmp_path / "shared").read_text() == "new" and modes(tmp_path / "shared") == 0o600
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+def make_link(path: Path) -> None:
+    (path.parent / "precious").write_text("mine")
+    path.symlink_to("precious")
+
+
+OTHERS: dict[str, Callable[[Path], None]] = {
+    "a FIFO": os.mkfifo,
+    "a socket": make_socket,
+    "a directory": Path.mkdir,
+    "a symbolic link": make_link,
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_what_is_no_regular_file_is_not_replaced_by_one(tmp_path, what):
+    OTHERS[what](tmp_path / "plan.json")
+    before, names = (tmp_path / "plan.json").lstat(), sorted(os.listdir(tmp_path))
+    with Folder(tmp_path) as folder:
+        for use in (
+            lambda: require_replaceable(tmp_path / "plan.json"),
+            lambda: write_whole(tmp_path / "plan.json", "new"),
+            lambda: folder.write("plan.json", "new"),
+        ):
+            with pytest.raises(UsageError, match=rf"plan.json: .*is {what}"):
+                use()
+    after = (tmp_path / "plan.json").lstat()
+    assert (after.st_mode, after.st_ino) == (before.st_mode, before.st_ino)
+    assert sorted(os.listdir(tmp_path)) == names
+    assert what != "a symbolic link" or (tmp_path / "precious").read_text() == "mine"
+
+
+def test_nor_is_what_appears_while_a_file_is_written(tmp_path):
+    with pytest.raises(UsageError, match="it is a FIFO"), writing(tmp_path / "plan.json"):
+        os.mkfifo(tmp_path / "plan.json")
+    assert (tmp_path / "plan.json").is_fifo() and os.listdir(tmp_path) == ["plan.json"]
+
+
+def test_what_is_not_there_or_lies_in_no_directory_can_be_replaced(tmp_path):
+    require_replaceable(tmp_path / "plan.json")
+    require_replaceable(tmp_path / "none" / "plan.json")
+    assert not os.listdir(tmp_path)
 
 
 def test_a_file_that_fails_midway_leaves_what_was_there_and_nothing_else(tmp_path):
@@ -105,10 +152,10 @@ def test_nothing_is_appended_to_a_file_with_two_names(tmp_path):
     assert (tmp_path / "theirs").read_text() == "mine"
 
 
-def test_a_link_in_the_place_of_a_document_is_replaced_unless_links_are_kept(tmp_path):
+def test_a_link_in_the_place_of_a_document_stays(tmp_path):
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "report.json").symlink_to("precious")
-    with Folder(tmp_path, keep_links=True) as folder:
+    with Folder(tmp_path) as folder:
         with pytest.raises(LinkError, match=r"report.json: is a symbolic link"):
             folder.write("report.json", "{}")
         assert folder.names() == ["precious", "report.json"] and (tmp_path / "report.json").is_symlink()
@@ -116,9 +163,7 @@ def test_a_link_in_the_place_of_a_document_is_replaced_unless_links_are_kept(tmp
         with pytest.raises(LinkError), folder.writing("report.json"):  # one that appears while it is written
             (tmp_path / "report.json").symlink_to("precious")
         assert (tmp_path / "report.json").is_symlink() and len(os.listdir(tmp_path)) == 2
-    with Folder(tmp_path) as folder:
-        folder.write("report.json", "{}")
-    assert not (tmp_path / "report.json").is_symlink() and (tmp_path / "precious").read_text() == "mine"
+    assert (tmp_path / "precious").read_text() == "mine"
 
 
 def test_a_folder_stays_what_was_opened_when_its_path_is_swapped(tmp_path):

@@ -9,7 +9,7 @@ from ssdplan.planner.catalogue import CPUS, GPUS, find
 from ssdplan.planner.catalogue.gpus import Gpu
 from ssdplan.planner.catalogue.parts import Lanes, behind_chipset, gpu_of
 from ssdplan.planner.catalogue.ranks import Ranks
-from ssdplan.planner.catalogue.whatif import WhatIf, estimate
+from ssdplan.planner.catalogue.whatif import SIZES, WhatIf, estimate, figures_of, parse_figure
 from ssdplan.planner.predict.drive import combined_frontier
 from ssdplan.planner.request import SolveRequest, budget_of
 from ssdplan.plans.documents.profile import Profile
@@ -24,6 +24,15 @@ def profile(**fields: Any) -> Profile:
             **{"model": "smollm2-135m", "gpu": "rtx-4090", "ssds": ["990 pro"], "host_memory_bytes": 48 * GIB} | fields
         )
     )
+
+
+@pytest.mark.parametrize("named", [{"gpu": ""}, {"cpu": ""}, {"link": ""}, {"gpu": "none", "cpu": ""}, {"ssds": [""]}])
+def test_a_name_without_a_letter_names_nothing(named: dict[str, Any]) -> None:
+    """As a variable that is not set leaves it: it does not mean what no name means."""
+    with pytest.raises(UsageError, match=r"no .* '' in the catalogue"):
+        profile(**named)
+    with pytest.raises(UsageError, match="--link : without a GPU there is no link"):
+        profile(gpu="none", link="")
 
 
 @pytest.mark.parametrize("gpu", ["gb10", "Strix Halo"])
@@ -57,13 +66,34 @@ def test_a_chip_with_unified_memory_has_its_own_processor_and_no_link(gpu: Gpu) 
     assert profile(gpu=gpu.name, cpu=gpu.cpu, link=gpu.link) == profile(gpu=gpu.name)
 
 
-@pytest.mark.parametrize("cores", [0.5, 1e-9, 2.5])
+@pytest.mark.parametrize(
+    "named", [{}, {"gpu": "none"}, {"muon": True}, {"gpu": "a100-80gb", "several": Ranks(4, 2), "networks": ["10gbe"]}]
+)
+@pytest.mark.parametrize("value", ["1e-300", "1.1e-30", "1e15", "1e17", "9e29", "1e300"])
+def test_a_figure_of_any_size_makes_an_estimate_or_is_refused(named: dict[str, Any], value: str) -> None:
+    """And no figure is so far out that seconds would not be finite."""
+    what_if = WhatIf("smollm2-135m", **{"gpu": "rtx-4090", "ssds": ["990 pro"], "host_memory_bytes": 48 * GIB} | named)
+    names = [name.partition(" of ")[0] for name in figures_of(what_if)] + ["cpu.drives", "cpu.chipset"]
+    taken = []
+    for name in names:
+        try:
+            given = dict([parse_figure(f"{name}={value}B" if name.endswith(SIZES) else f"{name}={value}")])
+            profile(**named, figures=given)
+        except UsageError as error:
+            assert name in str(error) and "\n" not in str(error)
+        else:
+            taken.append(name)
+    assert bool(taken) == (value not in ("1e-300", "1e300"))
+
+
+@pytest.mark.parametrize("cores", [0.5, 1e-9, 2.5, 1e15])
 def test_a_processor_has_whole_cores(cores: float) -> None:
-    with pytest.raises(UsageError, match=r"--figure cpu\.cores=.*: a processor has whole cores, at least one"):
+    with pytest.raises(UsageError, match=r"--figure cpu\.cores=.*: a processor has whole cores, 1 to 1,048,576"):
         profile(figures={"cpu.cores": cores})
     assert profile(figures={"cpu.cores": 1.0}).machine.cores == 1
-    with pytest.raises(UsageError, match=r"--figure cpu\.drives=.*: drives are counted whole"):
-        profile(figures={"cpu.drives": cores})
+    if cores % 1:
+        with pytest.raises(UsageError, match=r"--figure cpu\.drives=.*: drives are counted whole"):
+            profile(figures={"cpu.drives": cores})
 
 
 @pytest.mark.parametrize("ssd", ["990 pro:", "990 pro: *2", "samsung-990-pro:*2"])

@@ -241,12 +241,13 @@ def test_files_are_the_programs_that_decided_the_plan(tmp_path: Path) -> None:
         read(directory / name)
 
 
-def test_a_link_in_a_files_place_is_replaced_and_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_a_files_place_is_neither_followed_nor_replaced(tmp_path: Path) -> None:
     other = tmp_path / "other.txt"
     other.write_text("mine")
     (tmp_path / "programs").mkdir()
     (tmp_path / "programs" / FILES[0]).symlink_to(other)
     model, machine = made_model(), made_machine()
-    answer(model, machine, question(model, machine, 2, 0.3), watch=LpFiles(tmp_path / "programs", "title"))
+    with pytest.raises(UsageError, match=rf"{FILES[0]}: is a symbolic link"):
+        answer(model, machine, question(model, machine, 2, 0.3), watch=LpFiles(tmp_path / "programs", "title"))
     assert other.read_text() == "mine"
-    assert not (tmp_path / "programs" / FILES[0]).is_symlink()
+    assert (tmp_path / "programs" / FILES[0]).is_symlink()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ssdplan.plans.analysis.csv_file import write_csv
 from ssdplan.plans.analysis.frames import INTEGER, NUMBER, TEXT, TRUTH, columns_of, frame_of, sweep_frame
 from ssdplan.plans.documents.sweep import Sweep, SweepPoint, SweepResult
+from ssdplan.plans.errors import UsageError
 from ssdplan.plans.views.sweep_text import describe_sweep
 from tests.extent import examples
 from tests.plans.read_csv import cell, written_and_read
@@ -48,15 +49,18 @@ def test_a_table_reads_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, 
 
 def test_a_file_is_written_whole_or_not_at_all_and_through_no_link(tmp_path: Path) -> None:
     table = frame_of({"a": INTEGER}, [{"a": 1}])
-    (tmp_path / "other").write_text("another's")
-    (tmp_path / "table.csv").symlink_to(tmp_path / "other")
     write_csv(table, tmp_path / "table.csv")
-    assert (tmp_path / "table.csv").read_bytes() == b"a\r\n1\r\n" and not (tmp_path / "table.csv").is_symlink()
-    assert (tmp_path / "other").read_text() == "another's" and (tmp_path / "table.csv").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "table.csv").read_bytes() == b"a\r\n1\r\n"
+    assert (tmp_path / "table.csv").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "other").write_text("another's")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "other")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(OSError):
-        write_csv(table, tmp_path / "folder")
-    assert sorted(os.listdir(tmp_path)) == ["folder", "other", "table.csv"] and not os.listdir(tmp_path / "folder")
+    for name in ("link.csv", "folder"):
+        with pytest.raises(UsageError, match=f"{name}: "):
+            write_csv(table, tmp_path / name)
+    assert (tmp_path / "link.csv").is_symlink() and (tmp_path / "other").read_text() == "another's"
+    assert sorted(os.listdir(tmp_path)) == ["folder", "link.csv", "other", "table.csv"]
+    assert not os.listdir(tmp_path / "folder")
 
 
 def test_columns_are_the_plain_fields_of_a_document() -> None:
