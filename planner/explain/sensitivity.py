@@ -32,9 +32,9 @@ PROMISING = 5e-3
 WAITING = 1.03
 """A step that takes longer than the program's by this factor waits for what the program does not see: there any faster
 part may bring something, and the plan's own step is simulated with each."""
-UNLIKE = 0.9
+UNLIKE = 0.97
 """Of the program's seconds of the plan as it is. A batch that takes less when it is placed anew has so different a plan
-that it waits for other things: that plan is simulated."""
+that it waits for other things: that plan is simulated, as it is where the plan as it is waits for much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,8 @@ class _Own:
             part = change.same and not self._more_memory(change)
             longer = self.lean if part else 1.0
             own, *larger = (longer * seconds for seconds in self._placed_anew(change))
-            unlike = part and longer < 1 / UNLIKE and own < UNLIKE * kept / drain
-            sketched = self._sketched(change) if unlike else None
+            unlike = own < UNLIKE * kept / drain or drain > WAITING
+            sketched = self._sketched(change) if part and longer < WAITING and unlike else None
             found += [sketched or drain * own, *(drain * seconds for seconds in larger)]
         return change.tokens * self.seconds / min(found) - 1
 
@@ -154,7 +154,7 @@ class _Own:
     def _sketched(self, change: _Change) -> float | None:
         """A step of what fits of the plan's batch with a change; None where that is not found so."""
         changed = _changed(self.fitter, change)
-        sketch = changed.sketch(self.candidate, [change.branch])
+        sketch = changed.sketch(self.candidate, changed.branches(self.candidate))
         if sketch is None:
             return None
         return step_seconds(change.model, change.machine, sketch.decision, changed.builder.schedule)

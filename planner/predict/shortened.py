@@ -21,7 +21,7 @@ LENGTHS = {"vertical": (2, 4), "horizontal": (4, 6), "zeroth-order": (2, 4)}
 COUNTS = (2, 4)
 """Of the horizontal schedule's micro-batches, those that are simulated when there are more: the others are alike."""
 FEW_PAIRS = 256
-"""Of layer and micro-batch, where nothing but activations moves: about as many operations as two short models have."""
+"""Of layer and micro-batch: where nothing but activations moves, about as many operations as two short models have."""
 QUARTERS, OF_QUARTERS = 4, (2, 4)
 """What the device keeps of blocks is counted in quarters, in two models that have them."""
 
@@ -59,7 +59,8 @@ def step_seconds(model: Model, machine: Machine, decision: Decision, build: Buil
     exact where one resource is the slowest, and a few percent short where two are about as slow as each other, for then
     a pipeline takes long to fill. Of parameters that the device keeps it takes the nearest quarter of the blocks.
     Models that are not much longer than the longer of the two, or have several kinds of blocks, are simulated whole; so
-    are few pairs of layer and micro-batch of what never leaves the device, which have few operations.
+    are few pairs of layer and micro-batch of what never leaves the device, which have few operations, and of plans that
+    save activations, whose shares of so few pairs a shorter model would round to others.
     """
     n = decision.micro_batches
     stays = all(p.optimizer_device == 1.0 for p in decision.placement.values())
