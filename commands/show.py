@@ -89,6 +89,7 @@ def call(options: Options) -> int:
     of.require_folder(options.plots, "--plots")
     of.require_place(options.html, "--html")
     of.require_place(options.trace, "--trace")
+    of.require_apart({"--csv": options.csv, "--html": options.html, "--trace": options.trace})
     if path.is_dir():
         with Folder(path) as folder:
             for name in _FILES_OF_A_RUN:

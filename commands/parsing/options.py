@@ -5,6 +5,7 @@ Owns no command. `types.py` says what the values of options mean.
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,6 +113,8 @@ def require_writable(path: Path | None, option: str = "-o") -> None:
     if path is None:
         return
     require_replaceable(path)
+    if option != "-o":
+        _require_no_document(path, option)
     if path.parent.is_dir():
         _require_files_in(path.parent, path, option)
     else:
@@ -122,6 +125,7 @@ def require_place(path: Path | None, option: str) -> None:
     """The same of an output whose directories are made where they are missing. Raises UsageError."""
     if path is not None:
         require_replaceable(path)
+        _require_no_document(path, option)
         _require_folder(path.parent, path, option)
 
 
@@ -130,6 +134,27 @@ def require_folder(path: Path | None, option: str) -> None:
     UsageError."""
     if path is not None:
         _require_folder(path, path, option)
+
+
+def require_apart(outputs: Mapping[str, Path | None]) -> None:
+    """Refuse two options that name one file, of which only the last would be left. Raises UsageError."""
+    known: dict[Path, str] = {}
+    for option, path in outputs.items():
+        if path is not None and (other := known.setdefault(path.resolve(), option)) != option:
+            raise UsageError(f"{path}: is named by {other} and by {option}; name another file with one of them")
+
+
+def _require_no_document(path: Path, option: str) -> None:
+    """Refuse to write a table or a page over a plan or a profile, which may be the very one that is read."""
+    if not path.is_file():
+        return
+    try:
+        with path.open("rb") as file:
+            start = file.read(4096)
+    except OSError as error:
+        raise UsageError(f"{path}: exists and cannot be read: {error.strerror}") from error
+    if b'"ssdplan.' in start:
+        raise UsageError(f"{path}: is a document of ssdplan, a plan or a profile; name another file with {option}")
 
 
 def _require_folder(folder: Path, output: Path, option: str) -> None:

@@ -187,8 +187,8 @@ class Fitter:
         found = [leanest.of(constraint)] if leanest else []
         if constraint in ("ssd space", "ssd writes"):
             aim: Aim = "ssd space" if constraint == "ssd space" else "ssd writes"
-            for branch in self.branches(candidate):
-                solved = self.attempts.approach(candidate, branch, self.paces.tight, aim, budget)
+            for pace, branch in product(self._paces(candidate)[1], self.branches(candidate)):
+                solved = self.attempts.approach(candidate, branch, pace, aim, budget)
                 found += [solved.fitted.needs.of(constraint)] if solved else []
         return min(found, default=None)
 
@@ -233,7 +233,8 @@ class Fitter:
         if exact is not None and exact.host <= self.budget.host:
             return exact.host
         branches = [each.with_host(UNLIMITED) for each in self.branches(candidate)]
-        solved = (self.attempts.approach(candidate, each, self.paces.tight, "host memory", budget) for each in branches)
+        ways = product(branches, self._paces(candidate)[1])
+        solved = (self.attempts.approach(candidate, *way, "host memory", budget) for way in ways)
         return min([self.budget.host, *(each.fitted.needs.host for each in solved if each)])
 
     def _last_resorts(self, candidate: Candidate) -> tuple[Aim, ...]:

@@ -97,3 +97,24 @@ def test_every_option_for_an_output_is_here() -> None:
         name = module.__name__.rpartition(".")[2]
         for param in module.command().params:
             assert param.name not in outputs or flags & {f"{name} {flag}" for flag in param.opts}, (name, param.name)
+
+
+@pytest.mark.parametrize("words", [each for each in FILES if each[-1] != "-o"], ids=shortly)
+def test_no_table_or_page_is_written_over_a_plan_or_a_profile(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be the very one that is read: `show plan.json --html plan.json` left no plan."""
+    monkeypatch.chdir(tmp_path)
+    for schema in ("plan", "profile"):
+        document = Path(f"{schema}.json")
+        document.write_text(f'{{\n "schema": "ssdplan.{schema}/1"}}')
+        before = document.read_text()
+        assert f"{document}: is a document of ssdplan" in said(words, document, capsys)
+        assert document.read_text() == before
+
+
+def test_two_outputs_are_not_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the last would be left."""
+    page = tmp_path / "page"
+    told = said(("show", "plan.json", "--html", str(page), "--trace"), tmp_path / "." / "page", capsys)
+    assert "is named by --html and by --trace" in told and not page.exists()
