@@ -160,7 +160,7 @@ def _require_no_document(path: Path, option: str) -> None:
 def _require_folder(folder: Path, output: Path, option: str) -> None:
     there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
     if not there.is_dir():
-        raise UsageError(f"{output}: cannot be written: {there} is no directory; name another place with {option}")
+        raise UsageError(f"{output}: cannot be written: {there} is not a directory; name another place with {option}")
     _require_files_in(there, output, option)
 
 

@@ -15,7 +15,7 @@ MOST_KEPT = 10_000
 def require_replaceable(path: Path) -> None:
     """Refuse to write a plan over what is none, before the work. Raises UsageError."""
     if path.is_file() and not _is_plan(path):
-        raise UsageError(f"{path}: is there, and no plan; name another file with -o")
+        raise UsageError(f"{path}: exists and is not a plan; name another file with -o")
 
 
 def save_plan(plan: Plan, path: Path) -> str:

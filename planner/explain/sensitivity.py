@@ -32,9 +32,10 @@ PROMISING = 5e-3
 WAITING = 1.03
 """A step that takes longer than the program's by this factor waits for what the program does not see: there any faster
 part may bring something, and the plan's own step is simulated with each."""
-UNLIKE = 0.97
-"""Of the program's seconds of the plan as it is. A batch that takes less when it is placed anew has so different a plan
-that it waits for other things: that plan is simulated, as it is where the plan as it is waits for much."""
+UNLIKE, MUCH = 0.97, 0.25
+"""Of the program's seconds of the plan as it is, and of tokens a second. A batch that takes less when it is placed anew
+for a change that promises so much has so different a plan that it waits for other things: that plan is simulated, as it
+is where the plan as it is waits for much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +110,10 @@ class _Own:
         if placed_anew:
             part = change.same and not self._more_memory(change)
             longer = self.lean if part else 1.0
-            own, *larger = (longer * seconds for seconds in self._placed_anew(change))
-            unlike = own < UNLIKE * kept / drain or drain > WAITING
-            sketched = self._sketched(change) if part and longer < WAITING and unlike else None
+            changed = _changed(self.fitter, change)
+            own, *larger = (longer * seconds for seconds in self._placed_anew(change, changed))
+            unlike = promised >= MUCH and (own < UNLIKE * kept / drain or drain > WAITING)
+            sketched = self._sketched(change, changed) if part and longer < WAITING and unlike else None
             found += [sketched or drain * own, *(drain * seconds for seconds in larger)]
         return change.tokens * self.seconds / min(found) - 1
 
@@ -144,16 +146,14 @@ class _Own:
         assert found and self.bound is not None, "more of something has made a program infeasible"
         return change.tokens * self.bound / min(found) - 1
 
-    def _placed_anew(self, change: _Change) -> list[float]:
+    def _placed_anew(self, change: _Change, changed: Fitter) -> list[float]:
         """The program's seconds with a change, with whole states, by each way to cut the plan's batch."""
-        changed = _changed(self.fitter, change)
         ways = [(self.candidate, change.branch)]
         ways += [(larger, branch) for larger in change.larger for branch in changed.branches(larger)]
         return [changed.seconds(*way) for way in ways]
 
-    def _sketched(self, change: _Change) -> float | None:
+    def _sketched(self, change: _Change, changed: Fitter) -> float | None:
         """A step of what fits of the plan's batch with a change; None where that is not found so."""
-        changed = _changed(self.fitter, change)
         sketch = changed.sketch(self.candidate, changed.branches(self.candidate))
         if sketch is None:
             return None

@@ -71,7 +71,7 @@ def test_a_plan_of_another_version_is_kept_and_what_is_none_is_refused(profile: 
     Path("notes.txt").write_text("mine")
     for name in ("profile.json", "notes.txt"):
         told = solve("--host-memory", "512MiB", "-o", name, code=UsageError.exit_code)
-        assert f"{name}: is there, and no plan" in told
+        assert f"{name}: exists and is not a plan" in told
     assert profile.read_bytes() == whole and Path("notes.txt").read_text() == "mine"
     Path("empty.json").touch()
     solve("--host-memory", "512MiB", "--global-batch", 2, "-o", "empty.json")
