@@ -210,7 +210,7 @@ def _measured(options: Options, place: Place | None) -> int:
     from ssdplan.profiler.profile import ProfileLimits, profile
     from ssdplan.profiler.storage import SMALLEST_VOLUME
 
-    of.require_writable(options.output)
+    of.require_writable(options.output, replacing="profile")
     name = f"cuda:{place.local_rank}" if place and options.device == "cuda" else options.device
     device = open_device(name)
     if options.compression_error:
@@ -296,7 +296,7 @@ def _emulate(options: Options, wanted: str) -> int:
         micro_batch_sizes=options.micro_batch_sizes,
     )
     shape = emulation.shape_of(request)
-    of.require_writable(options.output)
+    of.require_writable(options.output, replacing="profile")
     volume = (list(options.volume) or [Path()])[0]
     if not volume.is_dir():
         raise UsageError(f"{volume}: --emulate takes a directory to write states to")

@@ -19,7 +19,7 @@ from ssdplan.plans.views.progress_line import ProgressLine
 from .parsing import options as of
 from .parsing.command import Argument, Command, Section
 from .parsing.cost import Costed, cost_options, trainings_of
-from .parsing.replaced import require_replaceable, save_plan
+from .parsing.replaced import require_plan, save_plan
 from .parsing.types import (
     COUNT,
     DIRECTORY,
@@ -278,8 +278,8 @@ def call(options: Options) -> int:
         )
     output = options.output or (None if options.profile is None or options.sweep else Path("plan.json"))
     if output is not None:
-        of.require_writable(output)
-        require_replaceable(output)
+        of.require_writable(output, replacing="plan")
+        require_plan(output)
     zeroth_order = asked_zeroth_order(
         options.given, mezo=options.optimizer == "mezo", directions=options.directions, masters=options.masters
     )

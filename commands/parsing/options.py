@@ -4,6 +4,7 @@ Owns no command. `types.py` says what the values of options mean.
 """
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -108,13 +109,12 @@ def write_table(table: "DataFrame", path: Path) -> None:
     print(f"written to {path}", file=sys.stderr)
 
 
-def require_writable(path: Path | None, option: str = "-o") -> None:
-    """Refuse an output before the work, not after it; None is none. Raises UsageError."""
+def require_writable(path: Path | None, option: str = "-o", replacing: str = "") -> None:
+    """Refuse an output before the work, not after it; None is none. Of ssdplan's documents it may replace those of the
+    kind `replacing` alone: another may be the very one that is read. Raises UsageError."""
     if path is None:
         return
-    require_replaceable(path)
-    if option != "-o":
-        _require_no_document(path, option)
+    _require_replaceable(path, option, replacing)
     if path.parent.is_dir():
         _require_files_in(path.parent, path, option)
     else:
@@ -124,8 +124,7 @@ def require_writable(path: Path | None, option: str = "-o") -> None:
 def require_place(path: Path | None, option: str) -> None:
     """The same of an output whose directories are made where they are missing. Raises UsageError."""
     if path is not None:
-        require_replaceable(path)
-        _require_no_document(path, option)
+        _require_replaceable(path, option)
         _require_folder(path.parent, path, option)
 
 
@@ -144,17 +143,28 @@ def require_apart(outputs: Mapping[str, Path | None]) -> None:
             raise UsageError(f"{path}: is named by {other} and by {option}; name another file with one of them")
 
 
-def _require_no_document(path: Path, option: str) -> None:
-    """Refuse to write a table or a page over a plan or a profile, which may be the very one that is read."""
+def document_at(path: Path) -> str:
+    """The kind of ssdplan's document at a path, as `plan` or `profile`; empty where there is none. By how the file
+    begins: one of another version, or that was edited wrongly, is one too. Raises UsageError."""
     if not path.is_file():
-        return
+        return ""
     try:
         with path.open("rb") as file:
-            start = file.read(4096)
+            found = _SCHEMA.search(file.read(4096))
     except OSError as error:
         raise UsageError(f"{path}: exists and cannot be read: {error.strerror}") from error
-    if b'"ssdplan.' in start:
-        raise UsageError(f"{path}: is a document of ssdplan, a plan or a profile; name another file with {option}")
+    return found[1].decode() if found else ""
+
+
+_SCHEMA = re.compile(rb'"ssdplan\.(\w+)/')
+
+
+def _require_replaceable(path: Path, option: str, replacing: str = "") -> None:
+    require_replaceable(path)
+    found = document_at(path)
+    if found not in ("", replacing):
+        what = f"exists and is not a {replacing}" if replacing else f"is a {found} of ssdplan"
+        raise UsageError(f"{path}: {what}; name another file with {option}")
 
 
 def _require_folder(folder: Path, output: Path, option: str) -> None:

@@ -9,12 +9,15 @@ from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import format_bytes
 
+from .options import document_at
+
 MOST_KEPT = 10_000
 
 
-def require_replaceable(path: Path) -> None:
-    """Refuse to write a plan over what is none, before the work. Raises UsageError."""
-    if path.is_file() and not _is_plan(path):
+def require_plan(path: Path) -> None:
+    """Refuse to write a plan over what is none, before the work; a file without a byte can be replaced by anything.
+    Raises UsageError."""
+    if document_at(path) != "plan" and path.is_file() and path.stat().st_size:
         raise UsageError(f"{path}: exists and is not a plan; name another file with -o")
 
 
@@ -30,17 +33,6 @@ def save_plan(plan: Plan, path: Path) -> str:
     kept = _keep(before, path)
     plan.save(path)
     return f"replaced {path} ({_words(kept)}); the one before is {kept}"
-
-
-def _is_plan(path: Path) -> bool:
-    """By what it begins with; a plan of another version, or that was edited wrongly, is one too, and a file without a
-    byte can be replaced by anything."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(4096)
-    except OSError as error:
-        raise UsageError(f"{path}: is there and cannot be read: {error.strerror}") from error
-    return not start or b'"ssdplan.plan/' in start
 
 
 def _keep(content: bytes, path: Path) -> Path:

@@ -97,7 +97,8 @@ class _Own:
 
     def gain(self, change: _Change) -> float:
         """The share of tokens a second that a change brings."""
-        promised = self._promised(change)
+        changed = _changed(self.fitter, change)
+        promised = self._promised(change, changed)
         placed_anew = promised >= PROMISING
         if self.solved.fitted.decision.zeroth_order or not (placed_anew or (self.waits and change.same)):
             return promised
@@ -110,11 +111,11 @@ class _Own:
         if placed_anew:
             part = change.same and not self._more_memory(change)
             longer = self.lean if part else 1.0
-            changed = _changed(self.fitter, change)
-            own, *larger = (longer * seconds for seconds in self._placed_anew(change, changed))
-            unlike = promised >= MUCH and (own < UNLIKE * kept / drain or drain > WAITING)
-            sketched = self._sketched(change, changed) if part and longer < WAITING and unlike else None
-            found += [sketched or drain * own, *(drain * seconds for seconds in larger)]
+            own, *larger = (drain * longer * seconds for seconds in self._placed_anew(change, changed))
+            unlike = promised >= MUCH and (own < UNLIKE * kept or drain > WAITING)
+            if part and longer < WAITING and unlike:
+                own = self._sketched(change, changed) or own
+            found += [own, *larger]
         return change.tokens * self.seconds / min(found) - 1
 
     @property
@@ -136,11 +137,9 @@ class _Own:
         there, now = change.budget, self.fitter.budget
         return (there.host, there.device) != (now.host, now.device)
 
-    def _promised(self, change: _Change) -> float:
+    def _promised(self, change: _Change, changed: Fitter) -> float:
         """The share that the program says, which knows neither fill nor drain nor whole states."""
-        changed = _changed(self.fitter, change)
-        ways = [(self.candidate, change.branch)]
-        ways += [(larger, branch) for larger in change.larger for branch in changed.branches(larger)]
+        ways = self._ways(change, changed)
         bounds = (self._bound(change.model, change.machine, *way) for way in ways)
         found = [bound for bound in bounds if bound is not None]
         assert found and self.bound is not None, "more of something has made a program infeasible"
@@ -148,9 +147,12 @@ class _Own:
 
     def _placed_anew(self, change: _Change, changed: Fitter) -> list[float]:
         """The program's seconds with a change, with whole states, by each way to cut the plan's batch."""
-        ways = [(self.candidate, change.branch)]
-        ways += [(larger, branch) for larger in change.larger for branch in changed.branches(larger)]
-        return [changed.seconds(*way) for way in ways]
+        return [changed.seconds(*way) for way in self._ways(change, changed)]
+
+    def _ways(self, change: _Change, changed: Fitter) -> list[tuple[Candidate, Branch]]:
+        """The plan's own cut of its batch, and what fits only with a change."""
+        larger = [(larger, branch) for larger in change.larger for branch in changed.branches(larger)]
+        return [(self.candidate, change.branch), *larger]
 
     def _sketched(self, change: _Change, changed: Fitter) -> float | None:
         """A step of what fits of the plan's batch with a change; None where that is not found so."""

@@ -76,7 +76,7 @@ class Builder:
         if len(self.short.layers) == len(self.model.layers):
             return least
         rounding = self._rounding(decision)
-        there = footprint(self.model, decision).ssd_bytes > 0  # or nothing is rounded to ssd
+        there = least.ssd > 0  # or nothing is rounded to ssd
         return Needs(
             host=least.host + rounding + bookkeeping_of(peaks, self.model, self.short) - peaks.bookkeeping,
             device=least.device,

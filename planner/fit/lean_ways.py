@@ -5,7 +5,6 @@ Owns which they are, and what they are estimated to take together. `lean.py` bui
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
-from copy import copy
 from dataclasses import replace
 from itertools import product
 
@@ -27,20 +26,21 @@ class LeanWays:
     """The lean ways of one model's candidates."""
 
     def __init__(self, answers: Answers, paces: Paces, pipelines: Pipelines) -> None:
-        self.paces, self.pipelines = paces, pipelines
-        self._found: dict[Hashable, tuple[Lean, ...]] = {}
-        self._use(answers)
-
-    def _use(self, answers: Answers) -> None:
-        self.answers, self.model, self.machine = answers, answers.model, answers.machine
-        self.budget, self.fixed = answers.budget, answers.fixed
+        self.answers, self.paces, self.pipelines = answers, paces, pipelines
+        self.model, self.machine, self.budget, self.fixed = (
+            answers.model,
+            answers.machine,
+            answers.budget,
+            answers.fixed,
+        )
         self._whole = len(self.model.layers) <= 2 * ENDS
         """Whether there are so few layers that to keep all of a kind may take less than to pass it through."""
+        self._found: dict[Hashable, tuple[Lean, ...]] = {}
 
     def by(self, answers: Answers) -> "LeanWays":
         """The same by other choices; the two share what they find."""
-        other = copy(self)
-        other._use(answers)
+        other = LeanWays(answers, self.paces, self.pipelines)
+        other._found = self._found
         return other
 
     def of(self, candidate: Candidate) -> tuple[Lean, ...]:

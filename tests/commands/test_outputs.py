@@ -99,17 +99,19 @@ def test_every_option_for_an_output_is_here() -> None:
             assert param.name not in outputs or flags & {f"{name} {flag}" for flag in param.opts}, (name, param.name)
 
 
-@pytest.mark.parametrize("words", [each for each in FILES if each[-1] != "-o"], ids=shortly)
-def test_no_table_or_page_is_written_over_a_plan_or_a_profile(
+@pytest.mark.parametrize("words", FILES, ids=shortly)
+def test_no_document_is_replaced_but_by_one_of_its_kind(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It may be the very one that is read: `show plan.json --html plan.json` left no plan."""
     monkeypatch.chdir(tmp_path)
-    for schema in ("plan", "profile"):
+    own = {"solve -o": "plan", "profile -o": "profile"}.get(f"{words[0]} {words[-1]}")
+    for schema in {"plan", "profile", "run"} - {own}:
         document = Path(f"{schema}.json")
         document.write_text(f'{{\n "schema": "ssdplan.{schema}/1"}}')
         before = document.read_text()
-        assert f"{document}: is a document of ssdplan" in said(words, document, capsys)
+        told = said(words, document, capsys)
+        assert f"{document}: {f'exists and is not a {own}' if own else f'is a {schema} of ssdplan'};" in told
         assert document.read_text() == before
 
 

@@ -110,17 +110,8 @@ def test_a_model_that_is_none_is_a_row_wherever_it_stands(
     models: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command = [
-        "solve",
-        "--gpu",
-        "rtx-4090",
-        "--ssd",
-        "samsung-990-pro",
-        "--host-memory",
-        "8GiB",
-        "--micro-batches",
-        "1",
-    ]
+    command = ["solve", "--gpu", "rtx-4090", "--ssd", "samsung-990-pro", "--host-memory", "8GiB"]
+    command += ["--micro-batches", "1"]
     command += ["--sequence-length", "256", "--micro-batch-sizes", "1", "--json", "--sweep"]
     assert cli.main([*command, f"model={models}"]) == 0
     points = json.loads(capsys.readouterr().out)["points"]
