@@ -84,7 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SaidInterruption:
         return INTERRUPTED
     except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
+        from ssdplan.executor.ranks.place import launcher_speaks
+
+        return INTERRUPTED if launcher_speaks(os.environ) else _fail("interrupted", INTERRUPTED)
     except (MemoryError, RuntimeError) as error:
         if not says_no_memory(error):
             raise

@@ -151,6 +151,12 @@ def told_to_launcher(place: Place) -> Iterator[None]:
         raise
 
 
+def launcher_speaks(environment: Mapping[str, str]) -> bool:
+    """Whether our launcher started this process and is there, and so tells the user of an interruption. It asks a rank
+    to end as soon as another has failed, which may be before the rank's command has begun."""
+    return LAUNCHED in environment and not _gone.is_set()
+
+
 def _broken_off(interruption: BaseException) -> SsdplanError | None:
     """The error that a rank was ending with when it was asked to end, as the launcher asks where another failed too."""
     before = interruption.__context__

@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from ssdplan import cli
 from ssdplan.commands import doctor
+from ssdplan.executor.ranks import place
 from ssdplan.native.engines import ENGINES
 from ssdplan.plans.errors import StoppedWithSnapshot
 from ssdplan.plans.room import no_room
@@ -21,8 +23,10 @@ from tests.bounds import HANG_SECONDS
 
 SAYS = """
 import sys
+import threading
 from ssdplan import cli
 from ssdplan.commands import doctor
+from ssdplan.executor.ranks import place
 from ssdplan.plans.views.progress_line import ProgressLine
 
 def call(options):
@@ -116,6 +120,17 @@ def test_a_run_that_stopped_as_asked_has_no_error(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(doctor, "call", raising(KeyboardInterrupt()))
     said = invoked("doctor")
     assert said.exit_code == 130 and said.stderr == "ssdplan: error: interrupted\n"
+
+
+def test_of_a_rank_that_is_interrupted_the_launcher_tells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also where the rank's command had not begun, for another rank failed at once."""
+    monkeypatch.setenv(place.LAUNCHED, str(tmp_path))
+    monkeypatch.setattr(doctor, "call", raising(KeyboardInterrupt()))
+    said = invoked("doctor")
+    assert said.exit_code == 130 and said.stderr == ""
+    monkeypatch.setattr(place, "_gone", gone := threading.Event())
+    gone.set()
+    assert invoked("doctor").stderr == "ssdplan: error: interrupted\n", "its launcher was killed"
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
