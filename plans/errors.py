@@ -104,9 +104,15 @@ def said_by_another(error: SsdplanError) -> SsdplanError:
     return error
 
 
-NO_MEMORY = ("can't allocate memory", "could not create a primitive", "std::bad_alloc", "can't start new thread")
-"""What torch's allocator, the oneDNN in it, products without oneDNN and Python, for the stack of a thread, say where an
-operating system gives no more."""
+NO_MEMORY = (
+    "can't allocate memory",
+    "could not create a primitive",
+    "std::bad_alloc",
+    "can't start new thread",
+    "Cannot allocate memory",
+)
+"""What torch's allocator, the oneDNN in it, products without oneDNN, Python, for the stack of a thread, and the C
+library, whose words others repeat, say where an operating system gives no more."""
 
 
 def says_no_memory(error: BaseException) -> bool:

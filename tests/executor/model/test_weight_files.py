@@ -18,7 +18,7 @@ from ssdplan.executor.model.directory.weight_files import left_weights, weight_f
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.model.weights import Weights
 from ssdplan.plans.errors import MismatchError, UsageError
-from tests import reference
+from tests import reference, warm
 from tests.executor.losses import plain_loss, rows_of, streamed_loss
 from tests.made.models import make_model, make_tokenizer
 
@@ -48,6 +48,21 @@ def add_shards(path: Path, seed: int = 5) -> None:
     reference.load(other).save_pretrained(path.parent / "shards", max_shard_size="20KB")
     for file in (path.parent / "shards").glob("model*"):
         shutil.copy(file, path)
+
+
+def test_weights_count_in_no_limit_of_what_may_be_written_to(tmp_path: Path) -> None:
+    """Nor where a kernel promises no more memory than it has. Opened by torch, a file is mapped whole, to write to."""
+    save_file({"weight": torch.zeros(64 << 20, dtype=torch.uint8)}, tmp_path / SINGLE)
+    done = warm.python(
+        "import re, resource\n"
+        "from pathlib import Path\n"
+        "from ssdplan.executor.model.directory.shards import _header\n"
+        "mapped = int(re.search(r'VmData:\\s*([0-9]+)', Path('/proc/self/status').read_text())[1]) << 10\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (mapped + (16 << 20),) * 2)\n"
+        f"print(_header(Path({SINGLE!r})))",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0 and "67108864" in done.stdout, done.stderr
 
 
 # Several sets of weights
