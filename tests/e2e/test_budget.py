@@ -167,7 +167,7 @@ def test_a_limit_that_is_too_small_is_refused_before_a_weight_is_loaded(home, ba
     assert "Traceback" not in done.stderr and not (home / "refused").exists()
 
 
-@pytest.mark.parametrize("more", short_or_full([300], [220, 300]))
+@pytest.mark.parametrize("more", short_or_full([300, 350], [220, 300, 325, 350]))
 def test_no_limit_ends_a_run_without_a_word(home, base, free_run, more):
     """From too little to nearly enough: refused, or the same losses; nothing else."""
     done = run(home, f"most-{more}", base + more * MIB)
@@ -177,3 +177,4 @@ def test_no_limit_ends_a_run_without_a_word(home, base, free_run, more):
     else:
         assert done.returncode == 4, (done.returncode, done.stderr)
         assert "Traceback" not in done.stderr
+        assert "step 3/3" not in done.stderr, "what has room for its steps has room to write the model"

@@ -57,6 +57,8 @@ _DTYPE_NAMES = {
 }
 
 _WRITE_BYTES = 1 << 26
+_COPY_BYTES = 1 << 20
+"""At once of a file that is copied: memory that no plan counts, behind the last step of a run."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def copy_model(destination: Path, source: Path) -> None:
 def _copy(source: Path, path: Path, place: Path) -> None:
     """The file `path` of the model directory `source`, durably at `place`."""
     with open_regular(_within(source, path), "file of a model") as read, create_new(place) as written:
-        while data := read.read(_WRITE_BYTES):
+        while data := read.read(_COPY_BYTES):
             _write(written, memoryview(data))
         os.fsync(written.fileno())
 

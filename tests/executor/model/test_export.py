@@ -23,6 +23,7 @@ from ssdplan.executor.model.directory.export import TensorEntry, copy_model, exp
 from ssdplan.executor.snapshots.export_run import export_run
 from ssdplan.plans.documents.run import Run
 from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
+from tests import warm
 from tests.made.models import make_model, make_tokenizer
 
 Named = list[tuple[str, torch.Tensor]]
@@ -360,3 +361,18 @@ def test_what_a_full_device_says_is_understood(source: Path) -> None:
     tensors = trained(source)
     with open("/dev/full", "wb", buffering=0) as full, pytest.raises(DiskFullError), export._write_errors(Path("out")):
         export._write(full, tensors[0][1].view(torch.uint8).numpy().data)
+
+
+def test_a_copy_takes_hardly_any_memory(source: Path, tmp_path: Path) -> None:
+    """It is the end of a run, whose plan says what memory it takes at most."""
+    done = warm.python(
+        "import re, resource\n"
+        "from pathlib import Path\n"
+        "from ssdplan.executor.model.directory.export import copy_model\n"
+        "mapped = int(re.search(r'VmData:\\s*([0-9]+)', Path('/proc/self/status').read_text())[1]) << 10\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (mapped + (8 << 20),) * 2)\n"
+        f"copy_model(Path('copied'), Path({str(source)!r}))",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "copied" / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
