@@ -191,11 +191,9 @@ class _Comparison:
 
     def _fitter(self, fixed: FixedChoices) -> Fitter:
         """Within the plan's budgets. What passes through memory depends neither on delays nor on what is saved."""
-        fitter = Fitter(self.model, self.machine, self.budget, fixed)
         own = self.fixed
-        if replace(fixed, delay_ratio=own.delay_ratio, recompute=own.recompute) == own:
-            fitter.pipelines = self.fitter.pipelines
-        return fitter
+        alike = replace(fixed, delay_ratio=own.delay_ratio, recompute=own.recompute) == own
+        return Fitter(self.model, self.machine, self.budget, fixed, self.fitter.pipelines if alike else None)
 
     def _with_room(self, fixed: FixedChoices) -> FixedChoices:
         """What the device may keep of the plan, unless that is everything, it may keep of its neighbours."""

@@ -7,6 +7,7 @@ makes of the plan's batch, with whole states, is lengthened by as much. Where th
 simulated itself.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ssdplan.plans.documents.matrices import longer
@@ -18,7 +19,7 @@ from ssdplan.plans.units import format_bytes
 
 from ..fit.budgets import Candidate, Needs
 from ..fit.fit import Fitter
-from ..fit.found import Branch, Solved
+from ..fit.found import Branch, Sketch, Solved
 from ..fit.whole import bound_of
 from ..predict.drive import combined_frontier
 from ..predict.shortened import step_seconds
@@ -155,11 +156,20 @@ class _Own:
         return [(self.candidate, change.branch), *larger]
 
     def _sketched(self, change: _Change, changed: Fitter) -> float | None:
-        """A step of what fits of the plan's batch with a change; None where that is not found so."""
-        sketch = changed.sketch(self.candidate, changed.branches(self.candidate))
-        if sketch is None:
-            return None
-        return step_seconds(change.model, change.machine, sketch.decision, changed.builder.schedule)
+        """A step of what fits of the plan's batch with a change, as `solve` finds it: what the program says, or what
+        keeps all on the device; None where neither is found so."""
+        branches = changed.branches(self.candidate)
+        ways = changed.sketch(self.candidate, branches), changed.resident_sketch(self.candidate, branches)
+        return min((self._hastened(change, changed, way, branches) for way in ways if way), default=None)
+
+    def _hastened(self, change: _Change, changed: Fitter, sketch: Sketch, branches: Sequence[Branch]) -> float:
+        """A step of `sketch`; where that waits for chunks, also at a pace that may hide more."""
+        seconds = step_seconds(change.model, change.machine, sketch.decision, changed.builder.schedule)
+        waits = seconds > WAITING * sketch.program.seconds
+        other = changed.paced_sketch(self.candidate, branches, changed.paces.hastier) if waits else None
+        if other is None:
+            return seconds
+        return min(seconds, step_seconds(change.model, change.machine, other.decision, changed.builder.schedule))
 
     def _bound(self, model: Model, machine: Machine, candidate: Candidate, branch: Branch) -> float | None:
         """The program's seconds, as `bound_of` says."""
@@ -192,10 +202,10 @@ class _Own:
 
 
 def _changed(fitter: Fitter, change: _Change) -> Fitter:
-    """The fitter of a plan with a change."""
-    changed = Fitter(change.model, change.machine, change.budget, change.fixed)
-    changed.pipelines = fitter.pipelines  # they depend neither on rates nor on what the device has
-    return changed
+    """The fitter of a plan with a change: what passes through memory depends neither on rates nor on what the device
+    has, but on formats and shares."""
+    alike = change.fixed == fitter.fixed
+    return Fitter(change.model, change.machine, change.budget, change.fixed, fitter.pipelines if alike else None)
 
 
 def _changes(fitter: Fitter, solved: Solved) -> list[_Change]:

@@ -39,9 +39,17 @@ keeps parameters alone, as that plan does, so that the least budget is its own."
 
 
 class Fitter:
-    """Fits candidates of one model on one machine into one set of budgets."""
+    """Fits candidates of one model on one machine into one set of budgets. `pipelines`: another fitter's, where what
+    passes through memory is the same."""
 
-    def __init__(self, model: Model, machine: Machine, budget: Needs, fixed: FixedChoices) -> None:
+    def __init__(
+        self,
+        model: Model,
+        machine: Machine,
+        budget: Needs,
+        fixed: FixedChoices,
+        pipelines: Pipelines | None = None,
+    ) -> None:
         self.model, self.machine, self.budget, self.fixed = model, machine, budget, fixed
         self.paces, self.builder = Paces(model, budget, fixed), Builder(model)
         self.answers = Answers(model, machine, budget, fixed, self.builder)
@@ -49,7 +57,7 @@ class Fitter:
         large = () if self.answers.in_dram else large_to_update_there(model, machine, budget, fixed)
         # A function of no fitter, for what refers to itself is freed late, and with it the schedules that it keeps.
         decide = partial(spilled, model, machine, budget, fixed, self.paces.usuals[-1])
-        self.pipelines = Pipelines(model, self.builder.short, decide, large)
+        self.pipelines = pipelines or Pipelines(model, self.builder.short, decide, large)
         self.lean_ways = LeanWays(self.answers, self.paces, self.pipelines)
 
     def with_recompute(self, recompute: Recompute) -> "Fitter":
@@ -138,6 +146,10 @@ class Fitter:
         """The same at that one of `others`, for whoever can tell which is the fastest: the program knows no pace."""
         found = (self.attempts.approach(candidate, branch, pace, "seconds", self.budget) for branch in branches)
         return next((solved for solved in found if solved), None)
+
+    def paced_sketch(self, candidate: Candidate, branches: Sequence[Branch], pace: Pace) -> Sketch | None:
+        """About what `paced` would find, by the estimate."""
+        return self._first_that_fits(candidate, [(each, pace) for each in self._fastest_first(candidate, branches)])
 
     def seconds(self, candidate: Candidate, branch: Branch) -> float:
         """The program's seconds of a step with whole states; infinite where it has no placement."""

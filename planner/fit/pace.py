@@ -57,6 +57,8 @@ class Paces:
             for shorter, lookahead in ((2, 8), (2, 12), (4, 8), (4, 16), (8, 16))
         )
         """Those that may hide more where a drive is the slowest: shorter chunks and more of them on their way."""
+        self.hastier = self.others[1]
+        """Of these the one that is the fastest most often."""
         self.usual_in_less = with_less_on_device(self.usuals[-1], fixed)
         """The usual one for less of the device."""
         self.tight_in_less = with_less_on_device(self.tight, fixed)
