@@ -56,8 +56,10 @@ class Pacing:
         self, best: Simulated, candidate: Candidate, branches: Sequence[Branch], most: float = inf
     ) -> Simulated:
         """`best` as it is, or at the fastest of the paces that promise to hide more: where it waits for chunks and its
-        program takes less than `most` seconds."""
+        program takes less than `most` seconds. A zeroth-order step has no updates to cut."""
         solved = best.solved
+        if solved.fitted.decision.zeroth_order:
+            return best
         waits = best.timeline.seconds > WAITING * solved.program.seconds and solved.program.seconds < most
         if waits and len(solved.fitted.schedule.steady.ops) <= FEW_OPS:
             for pace in self._promising(solved):
@@ -97,9 +99,8 @@ class Pacing:
         """A decision with its simulated step."""
         candidate, steady = solved.fitted.candidate, solved.fitted.schedule.steady
         timeline = simulate(steady, self.model, self.machine, candidate.micro_batch_size)
-        decision, seconds = solved.fitted.decision, timeline.seconds
-        if decision.zeroth_order and decision.zeroth_order.written_every > 1:
-            seconds = simulated_seconds(solved.fitted.schedule, self.model, self.machine, decision)
+        fitted = solved.fitted
+        seconds = simulated_seconds(fitted.schedule, self.model, self.machine, fitted.decision, timeline)
         return Simulated(solved, timeline, self.tokens(candidate) / seconds, seconds)
 
     def with_operations(self, simulated: Simulated) -> float:

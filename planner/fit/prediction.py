@@ -11,6 +11,7 @@ from ssdplan.plans.graph.timeline import Timeline
 
 from ..predict.critical_path import find_causes, loads
 from ..predict.peaks import process_peak_bytes
+from ..predict.simulator import simulate
 from .fit import Solved
 
 
@@ -22,15 +23,17 @@ def prediction_of(
     machine: Machine,
     step_seconds: float | None = None,
 ) -> Prediction:
-    """What a simulated plan's step will take. `step_seconds`: on average, where steps differ; the traffic is then an
-    average too, and the rest that of the step which writes."""
+    """What a simulated plan's step will take. `step_seconds`: on average, where steps differ; the traffic, and what
+    bounds steps, is then on average too, and the rest that of the step which writes."""
     fitted = solved.fitted
     traffic = fitted.schedule.traffic("steady")
+    seconds, spent = timeline.seconds, loads(timeline, machine)
     if fitted.decision.zeroth_order:
         every, unwritten = fitted.decision.zeroth_order.written_every, fitted.schedule.traffic("unwritten")
         traffic = {kind: (moved + (every - 1) * unwritten[kind]) // every for kind, moved in traffic.items()}
-    seconds = timeline.seconds
-    spent = loads(timeline, machine)
+        if every > 1:
+            other = simulate(fitted.schedule.unwritten, model, machine, fitted.decision.micro_batch_size)
+            spent = {name: spent[name] + (every - 1) * more for name, more in loads(other, machine).items()}
     causes = find_causes(timeline)
     busy: dict[str, float] = {resource: min(spent / seconds, 1.0) for resource, spent in timeline.busy().items()}
     return Prediction(

@@ -131,9 +131,12 @@ def _simulated(
     return Timeline(graph, tuple(starts), tuple(ends)), tuple(alone)
 
 
-def simulated_seconds(schedule: Schedule, model: Model, machine: Machine, decision: Decision) -> float:
-    """Of a steady step, on average where a zeroth-order plan writes parameters in some steps only."""
-    written = simulate(schedule.steady, model, machine, decision.micro_batch_size).seconds
+def simulated_seconds(
+    schedule: Schedule, model: Model, machine: Machine, decision: Decision, steady: Timeline | None = None
+) -> float:
+    """Of a steady step, on average where a zeroth-order plan writes parameters in some steps only. `steady`: the
+    timeline of one that writes them, where that is known."""
+    written = (steady or simulate(schedule.steady, model, machine, decision.micro_batch_size)).seconds
     every = decision.zeroth_order.written_every if decision.zeroth_order else 1
     if every == 1:
         return written

@@ -282,7 +282,7 @@ class Prediction(Part):
     h2d_bytes: Bytes
     d2h_bytes: Bytes
     bound_by: str
-    """The resource that bounds a steady step, in words."""
+    """The resource that bounds steady steps, in words; where some write parameters and others do not, on average."""
     busy: dict[str, Fraction]
     """Resource -> share of the step in which it works."""
     program_seconds: Seconds
@@ -336,7 +336,8 @@ class Least(Part):
     least_bytes: Bytes
     """No less than the true least, and close to it: rounded up where no whole schedule was built."""
     tokens_per_second: Positive
-    """What the program reaches there: an estimate, as `program_seconds` is, and no more than the plan's own."""
+    """What the program reaches there: an estimate, as `program_seconds` is, and no more than the plan's own. A plan in
+    so little memory may reach much less."""
 
 
 class Reason(Part):

@@ -248,7 +248,8 @@ def _least(plan: Plan) -> list[str]:
     own = number(plan.decision.tokens / plan.prediction.program_seconds) if plan.prediction.program_seconds else "?"
     return [
         *table([], rows, left=(0, 2)),
-        f"  by the linear program, stage by stage, which estimates {own} tokens/s for this plan itself",
+        f"  by the linear program, stage by stage, which estimates {own} tokens/s for this plan itself;",
+        "  in so little memory a step may take much longer than it says",
     ]
 
 
