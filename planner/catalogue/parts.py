@@ -38,7 +38,7 @@ def processor(gpu: str, cpu: str | None) -> Cpu:
     chip = next((gpu.name for gpu in GPUS if gpu.unified and gpu.cpu == named.name), found.name)
     if chip != found.name:
         raise UsageError(
-            f"--cpu {cpu}: it is of one chip with the GPU {chip}, not beside {found.name}; name another, or leave it out"
+            f"--cpu {cpu}: it is of one chip with {chip}, a GPU, not beside {found.name}; name another, or leave it out"
         )
     return named
 

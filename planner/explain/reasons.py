@@ -294,10 +294,9 @@ def _ssd(plan: Plan, evidence: Evidence) -> str:
         ]
     )
     all_of_it = states + saved + max(checkpoints, gradients)  # at the least: gradients may lie where checkpoints were
-    device = "none" if decision.unified_memory else _share_of(plan, "device")
+    there = "" if decision.unified_memory else _on_device(plan, evidence)
     if not p.ssd_bytes:
         left = format_bytes(budget - p.peak_host_bytes)
-        there = "" if device == "none" else _on_device(plan, evidence)
         room = f"the host budget of {format_bytes(budget)}"
         if _all_on_device(plan):
             return f"The ssd is not used: {there} stay on the device, which updates them."
@@ -322,8 +321,7 @@ def _ssd(plan: Plan, evidence: Evidence) -> str:
         *([f"{_percent(gradient_host / gradients)} of the delayed gradients"] if gradients else []),
     ]
     text = f"{why}, so {format_bytes(p.ssd_bytes)} live on ssd. On host stay {_listed(kept)}."
-    if device != "none":
-        text += f" The device keeps {_on_device(plan, evidence)}."
+    text += f" The device keeps {there}." if there else ""
     shared = _on_host_bytes(plan) + saved_host - evidence.resident_bytes
     if gradients and shared >= 0.01 * gradients:
         text += f" {format_bytes(shared)} of the delayed gradients lie where checkpoints were."
@@ -331,17 +329,16 @@ def _ssd(plan: Plan, evidence: Evidence) -> str:
 
 
 def _on_device(plan: Plan, evidence: Evidence) -> str:
-    """What the device keeps for the whole run or from a block's forward to its backward, in words: shares of all."""
-    updated, inputs, saved = _share_of(plan, "updates"), plan.decision.checkpoint_device, evidence.saved.bytes_on
-    there = saved.get("device", 0) / max(sum(saved.values()), 1)
-    return _listed(
-        [
-            f"{_share_of(plan, 'device')} of the parameters",
-            *([f"{updated} of the optimizer states"] if updated != "none" else []),
-            *([f"{_percent(inputs)} of the checkpoints"] if inputs else []),
-            *([f"{_percent(there)} of the saved activations"] if there else []),
-        ]
-    )
+    """What the device keeps for the whole run or from a block's forward to its backward, in words: shares of all;
+    empty where that is nothing."""
+    saved = evidence.saved.bytes_on
+    shares = {
+        "parameters": _share_of(plan, "device"),
+        "optimizer states": _share_of(plan, "updates"),
+        "checkpoints": _percent(plan.decision.checkpoint_device),
+        "saved activations": _percent(saved.get("device", 0) / max(sum(saved.values()), 1)),
+    }
+    return _listed([f"{share} of the {what}" for what, share in shares.items() if share != "none"])
 
 
 def _all_on_device(plan: Plan) -> bool:

@@ -70,7 +70,7 @@ def test_a_chip_with_unified_memory_has_its_own_processor_and_no_link(gpu: Gpu) 
 def test_a_processor_of_a_chip_stands_beside_no_other_gpu(chip: Gpu) -> None:
     for gpu in GPUS:
         if not gpu.unified:
-            words = f"--cpu {chip.cpu}: it is of one chip with the GPU {chip.name}, not beside {gpu.name}; name another"
+            words = f"--cpu {chip.cpu}: it is of one chip with {chip.name}, a GPU, not beside {gpu.name}; name another"
             with pytest.raises(UsageError, match=words):
                 profile(gpu=gpu.name, cpu=chip.cpu, precision="fp16")
     assert profile(gpu="none", cpu=chip.cpu).machine.name == chip.cpu, "alone it computes without its GPU"

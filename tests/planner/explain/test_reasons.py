@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdplan.planner.explain.reasons import Evidence, explain
+from ssdplan.planner.explain.recomputation import SavedEvidence
 from ssdplan.planner.explain.sensitivity import more_host_memory, scaled_compute
 from ssdplan.planner.predict.critical_path import SHARED_CORES
 from ssdplan.planner.predict.peaks import OP_BYTES, predict_peaks
@@ -483,7 +484,7 @@ def test_shares_are_of_the_whole_wherever_it_lies(path: Path) -> None:
     """As in the table beside the reasons. The device's share and host's are no more than all, together."""
     plan = Plan.load(path)
     decision, schedule = plan.decision, build_schedule(plan.model, plan.decision)
-    host, device = told(plan, "ssd").split("On host stay ")[1].split(" The device keeps ")
+    host, _, device = told(plan, "ssd").split("On host stay ")[1].partition(" The device keeps ")
     saved = kept_bytes(schedule)
     for what, on_host, on_device in (
         ("checkpoints", (1 - decision.checkpoint_device) * decision.checkpoint_host, decision.checkpoint_device),
@@ -494,7 +495,20 @@ def test_shares_are_of_the_whole_wherever_it_lies(path: Path) -> None:
     table = describe_plan(plan, schedule).split("Where states live")[1]
     row = next(line for line in table.splitlines() if " checkpoints " in line)
     cell = row.split(" checkpoints ")[1].split()[0]
-    assert _share(host, "checkpoints") == pytest.approx(float(cell.rstrip("%")) / 100, abs=0.006)
+    assert _share(host, "checkpoints") == pytest.approx(float(cell.strip("<>%")) / 100, abs=0.006)
+
+
+def test_what_host_and_device_keep_are_shares_of_the_same() -> None:
+    plan = plan_for(made_machine())
+    saved = SavedEvidence({"device": 30, "host": 35, "ssd": 35})
+    evidence = Evidence(frozenset(), {"ssd": 1.0, "compute": 0.5}, MIB, None, None, saved)
+    apart = {"checkpoint_host": 0.611, "checkpoint_device": 0.312}
+    decision = plan.decision.model_copy(update=apart)
+    reasons = explain(plan.model_copy(update={"decision": decision}), evidence)
+    text = next(reason.text for reason in reasons if reason.topic == "ssd")
+    host, _, device = text.partition(" The device keeps ")
+    assert "42.0% of the checkpoints and 35.0% of the saved activations" in host and "100 B of saved" in host
+    assert "31.2% of the checkpoints and 30.0% of the saved activations." in device
 
 
 def _share(text: str, what: str) -> float:
