@@ -39,7 +39,8 @@ def test_no_option_takes_an_empty_path() -> None:
 
 
 def test_an_empty_name_of_a_model_is_no_directory(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["solve", "--model", "", "--gpu", "rtx-4090"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["solve", "--model", "", "--gpu", "rtx-4090"])
     assert "argument --model: is empty; name what is meant" in capsys.readouterr().err
 
 
