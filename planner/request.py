@@ -176,7 +176,8 @@ def require_optimizer(model: Model, request: SolveRequest) -> None:
             f"profile --optimizer {other}"
         )
     if model.muon and (why := unfit_muon(request.optimizer_states, request.ranks)):
-        raise UsageError(f"{why}, or make a profile for adamw")
+        instead = "leave --optimizer out" if model.figures == "estimated" else "make a profile for adamw"
+        raise UsageError(f"{why}, or {instead}")
 
 
 def matrices_on_device(model: Model, machine: Machine, fixed: FixedChoices) -> bool:
@@ -437,16 +438,17 @@ def _not_made(
     asked = f"micro-batch size {sizes[0]}" if len(sizes) == 1 < len(there) else ""
     whole = f" in {n} micro-batch{'es' if n > 1 else ''}" if n else ""
     listed = ", ".join(map(str, there))
+    made = [b for b in there if batch % b == 0 and batch // b <= most]
+    can = f"; the size{'s' if len(made) > 1 else ''} {', '.join(map(str, made))} can be used" if made else ""
     of = (
-        f"{asked}, which was asked for; the sizes {listed} can be used"
+        f"{asked}, which was asked for{can}"
         if asked
         else f"any of the micro-batch sizes {listed}"
         if len(there) > 1
         else f"the micro-batch size {listed}"
     )
     problem = f"global batch {batch}{whole} is not a multiple of {of}"
-    possible = sorted({batch // b for b in there if batch % b == 0 and batch // b <= most})
-    if possible:
+    if possible := sorted(batch // b for b in made):
         return UsageError(f"{problem}: it can be made of {', '.join(map(str, possible))} micro-batches")
     if any(batch % b == 0 for b in there):
         return UsageError(f"{problem} with at most {most} micro-batches, which one step can have")

@@ -73,6 +73,13 @@ def directory(text: str) -> Path:
     return found
 
 
+def name(text: str) -> str:
+    """A name, which empty text is not."""
+    if not text:
+        raise UsageError(EMPTY)
+    return text
+
+
 def nbytes(text: str) -> int:
     return parse_bytes(text)
 
@@ -207,5 +214,6 @@ FRACTION = Value("fraction", fraction)
 BELOW_ONE = Value("number", below_one)
 SHARE = Value("share", share)
 STEPS_OR_SHARE = Value("steps or share", steps_or_share)
+NAME = Value("name", name)
 FIGURE = Value("figure", figure)
 RESIDENCY = Value("residency", residency)

@@ -13,7 +13,7 @@ from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.documents.state_layout import Precision
 from ssdplan.plans.errors import UsageError
 
-from .types import COUNT, COUNTS, FIGURE, Choice
+from .types import COUNT, COUNTS, FIGURE, NAME, Choice
 
 if TYPE_CHECKING:
     from ssdplan.planner.catalogue.whatif import Rows, WhatIf
@@ -46,6 +46,7 @@ def what_if_options() -> tuple[click.Option, ...]:
     return (
         click.Option(
             ["--model"],
+            type=NAME,
             metavar="NAME|PATH",
             help="a model's shape, such as llama-3.1-70b; or a directory with config.json, or such a file, of which "
             "no weight is read",

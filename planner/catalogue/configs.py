@@ -82,13 +82,13 @@ def shape_of_path(path: Path) -> Shape:
             data.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_number, parse_float=_finite
         )
     except UnicodeDecodeError as error:
-        raise UsageError(f"{file}: no config.json: not UTF-8 text") from error
+        raise UsageError(f"{file}: not a config.json (not UTF-8 text)") from error
     except RecursionError as error:
-        raise UsageError(f"{file}: no config.json: nested too deeply") from error
+        raise UsageError(f"{file}: not a config.json (nested too deeply)") from error
     except ValueError as error:
-        raise UsageError(f"{file}: no config.json: {json_reason(error)}") from error
+        raise UsageError(f"{file}: not a config.json ({json_reason(error)})") from error
     if not isinstance(content, dict):
-        raise UsageError(f"{file}: no config.json: not an object with fields")
+        raise UsageError(f"{file}: not a config.json (not an object with fields)")
     if isinstance(content.get("schema"), str) and content["schema"].startswith("ssdplan."):
         raise UsageError(f"--model {path}: is a document of ssdplan, not a config.json; give solve a profile alone")
     source = f"{file}; shapes alone, no weight was read. ssdplan profile DIR measures a model on the machine at hand"
@@ -139,6 +139,12 @@ def shape_of_config(content: Mapping[str, Any], name: str, source: str, where: s
     if not isinstance(kind, str):
         there = "" if kind is None else f" in words (it is {_shown(kind)})"
         raise UsageError(f"{where}: has no model_type{there}, so it is not said what model this is; {_WAY_OUT}")
+    if kind not in FAMILIES and fields is content and ("text_config" in content or f"{kind}_text" in FAMILIES):
+        there = "is null" if "text_config" in content else "is not there"
+        raise UsageError(
+            f"{where}: of model_type {kind[:60]!r} only the text model has a formula here, and text_config, which says "
+            f"what that is, {there}; {_WAY_OUT}"
+        )
     if kind not in FAMILIES:
         raise UsageError(
             f"{where}: model_type {kind[:60]!r} has no formula here (there are: {', '.join(sorted(FAMILIES))}); "
@@ -174,7 +180,8 @@ class _Reading:
         build, kv_heads = self._build(heads)
         head_width = self._own("head_dim", "width") if family.own_head_width else None
         if head_width is None and hidden % heads:
-            self._refuse(f"hidden_size {hidden:,} is no multiple of num_attention_heads {heads:,}")
+            names = self._named("hidden_size"), self._named("num_attention_heads")
+            self._refuse(f"{names[0]} {hidden:,} is no multiple of {names[1]} {heads:,}")
         if heads % kv_heads:
             self._refuse(
                 f"{heads:,} heads cannot share {kv_heads:,} heads of keys evenly (num_attention_heads and "
@@ -332,7 +339,8 @@ class _Reading:
                 self._refuse(f"{key} is {_shown(self.fields[key])}: its blocks differ from each other")
         count, active = self._size("num_experts", "experts"), self._size("num_experts_per_tok", "experts")
         if active > count:
-            self._refuse(f"a token goes through {active:,} of {count:,} experts (num_experts_per_tok, num_experts)")
+            named = self._named("num_experts")
+            self._refuse(f"a token goes through {active:,} of {count:,} experts (num_experts_per_tok, {named})")
         shared = self._size("shared_expert_intermediate_size", "width") if self.kind == "qwen2_moe" else 0
         return Experts(count, active, self._size(self.family.mixture, "width"), shared, biases=self.kind == "gpt_oss")
 
@@ -410,6 +418,10 @@ class _Reading:
         if values:
             return next(iter(values.values()))
         return None if said else self.family.defaults.get(key)
+
+    def _named(self, key: str) -> str:
+        """The name by which the file has a size."""
+        return next((name for name in _SIZES[key] if self.fields.get(name) is not None), key)
 
     def _refuse(self, why: str) -> NoReturn:
         raise UsageError(f"{self.where}: {self.kind}: {why}; {_WAY_OUT}")

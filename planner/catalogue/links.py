@@ -12,6 +12,8 @@ class Link:
     name: str
     h2d: Figure
     d2h: Figure
+    within: bool = False
+    """Whether it is within a chip or a module: GPUs whose own link is another have none such."""
 
 
 _WITHIN = assumed(
@@ -55,8 +57,9 @@ LINKS = (
         "nvlink-c2c",
         measured(346e9, "bytes/s", "nvbandwidth on GH200 (github.com/NVIDIA/nvbandwidth issue 23), of 450"),
         measured(300e9, "bytes/s", "15% less than the other way (github.com/NVIDIA/nvbandwidth issue 23)"),
+        within=True,
     ),
-    Link("unified-memory", _WITHIN, _WITHIN),
+    Link("unified-memory", _WITHIN, _WITHIN, within=True),
 )
 
 IN_DRAM = Link(

@@ -17,6 +17,8 @@ class Interconnect:
     bandwidth: Figure
     latency: Figure
     """Seconds of a collective that moves next to nothing."""
+    gpus: tuple[str, ...] = ()
+    """Of an NVLink: the GPUs that it joins, by the names that gpus.py has."""
 
 
 _FRAMES = "of the line: TCP has 1,448 of the 1,538 bytes that a full Ethernet frame takes"
@@ -52,24 +54,28 @@ NETWORKS = (
         "GPUs",
         assumed(49.0e9, "bytes/s", "87% of the bridge's 56.25 GB/s a direction; it joins two cards"),
         _NCCL,
+        ("rtx-3090", "rtx-a5000", "rtx-a6000", "a40"),
     ),
     Interconnect(
         "nvlink-a100",
         "GPUs",
         measured(200e9, "bytes/s", "NCCL's bus bandwidth on 8 A100 SXM (github.com/NVIDIA/nccl-tests issue 149)"),
         _NCCL,
+        ("a100-40gb", "a100-80gb"),
     ),
     Interconnect(
         "nvlink-h100-pcie",
         "GPUs",
         measured(115e9, "bytes/s", "NCCL's bus bandwidth on two bridged cards (github.com/NVIDIA/nccl issue 1161)"),
         _NCCL,
+        ("h100-pcie",),
     ),
     Interconnect(
         "nvlink-h100",
         "GPUs",
         measured(340e9, "bytes/s", "NCCL's all-gather inside an H100 SXM machine (github.com/NVIDIA/nccl issue 1218)"),
         _NCCL,
+        ("h100-80gb", "h200", "h200-nvl", "gh200"),
     ),
 )
 OVER_LINK, OVER_DRAM = "pcie", "dram"

@@ -27,13 +27,19 @@ WORKSTATION_CPU, LAPTOP_CPU = "ryzen-9-7950x", "ryzen-7-7840u"
 
 
 def processor(gpu: str, cpu: str | None) -> Cpu:
-    """The one that is named, else the GPU's own, else what stands beside a GPU or alone. Raises UsageError."""
+    """The one that is named, else the GPU's own, else what stands beside a GPU or alone. Raises UsageError, also for
+    one that is of a chip with another GPU."""
     if gpu.lower() == NO_GPU:
         return find("processor", LAPTOP_CPU if cpu is None else cpu, CPUS)
     found = gpu_of(gpu)
     named = find("processor", found.cpu or WORKSTATION_CPU if cpu is None else cpu, CPUS)
     if found.unified and named.name != found.cpu:
         raise UsageError(f"--cpu {cpu}: {found.name} is of one chip with {found.cpu}; leave it out")
+    chip = next((gpu.name for gpu in GPUS if gpu.unified and gpu.cpu == named.name), found.name)
+    if chip != found.name:
+        raise UsageError(
+            f"--cpu {cpu}: it is of one chip with {chip}, a GPU, not beside {found.name}; name another, or leave it out"
+        )
     return named
 
 
@@ -56,6 +62,12 @@ def link_of(gpu: Gpu, link: str | None) -> Link:
     found = find("link", gpu.link if link is None else link, LINKS)
     if gpu.unified and found.name != gpu.link:
         raise UsageError(f"--link {link}: {gpu.name} shares its memory with host, so there is no link; leave it out")
+    if found.within and found.name != gpu.link:
+        own = " and ".join(each.name for each in GPUS if each.link == found.name)
+        raise UsageError(
+            f"--link {link}: it is within {own}, and {gpu.name} has none such; leave it out (its own is {gpu.link}), "
+            "or name a link over PCIe"
+        )
     return found
 
 

@@ -59,12 +59,13 @@ def ranks_of(ranks: int | None, nodes: int | None) -> Ranks:
     return several
 
 
-def networks_of(names: Sequence[str], several: Ranks, *, gpus: bool) -> list[Interconnect]:
+def networks_of(names: Sequence[str], several: Ranks, gpu: str) -> list[Interconnect]:
     """What ranks exchange over: between machines if there are several, and between the ranks of one if it has several.
+    `gpu`: what each rank has, by the catalogue's name; empty without GPUs.
 
     Raises UsageError for names that the catalogue lacks, or that say of what there is none.
     """
-    within = OVER_LINK if gpus else OVER_DRAM
+    within = OVER_LINK if gpu else OVER_DRAM
     by_place: dict[str, Interconnect] = {}
     for name in names:
         if name.lower() == within:
@@ -84,9 +85,21 @@ def networks_of(names: Sequence[str], several: Ranks, *, gpus: bool) -> list[Int
     if "machines" not in by_place and several.nodes > 1:
         between = ", ".join(network.name for network in NETWORKS if network.between == "machines")
         raise UsageError(f"--nodes {several.nodes}: name what is between them with --network ({between})")
-    if "GPUs" in by_place and (several.each == 1 or not gpus):
+    if "GPUs" in by_place and (several.each == 1 or not gpu):
         raise UsageError(f"--network {by_place['GPUs'].name}: it is between GPUs of one machine, which has not several")
+    if "GPUs" in by_place and gpu not in by_place["GPUs"].gpus:
+        raise UsageError(_not_joined(by_place["GPUs"], gpu))
     return list(by_place.values())
+
+
+def _not_joined(network: Interconnect, gpu: str) -> str:
+    """Why GPUs cannot exchange over an NVLink of others, and what they can."""
+    own = [each.name for each in NETWORKS if gpu in each.gpus]
+    there = f"name {' or '.join(own)}, or leave it out" if own else "leave it out"
+    return (
+        f"--network {network.name}: it joins {', '.join(network.gpus)}, and {gpu} has no such NVLink; {there} "
+        "(--figure ranks.bandwidth says what its GPUs reach)"
+    )
 
 
 def network_figures(

@@ -157,8 +157,8 @@ def parse_figure(text: str) -> tuple[str, float]:
 
 
 def parse_value(name: str, text: str, where: str) -> float:
-    """The value of a figure: a size with its unit, what is counted in bytes a second also as a number of them, and all
-    else as a number. Raises UsageError, `where` saying what was written."""
+    """The value of a figure: a size with its unit, what is counted in bytes a second also with /s behind that or as a
+    number of them, and all else as a number. Raises UsageError, `where` saying what was written."""
     if name.endswith(SIZES):
         try:
             return float(parse_bytes(text))
@@ -169,7 +169,7 @@ def parse_value(name: str, text: str, where: str) -> float:
     except ValueError:
         if not name.endswith(_RATES):
             raise UsageError(f"{where}: write NAME=NUMBER, such as gpu.flops=1.2e14, or a size") from None
-        return parse_value(SIZES[0], text, where)
+        return parse_value(SIZES[0], text.strip().removesuffix("/s"), where)
     if name.endswith(_RATES) and 0 < number < 1e6:
         raise UsageError(f"{where}: {text} bytes a second; write a unit, such as {text}GB")
     if not LEAST_FIGURE < number < (MOST_BYTES if name.endswith(_RATES) else MOST_FIGURE):
@@ -240,7 +240,7 @@ def _figures(what_if: WhatIf) -> dict[str, Figure]:
         link = link_of(gpu, what_if.link)
     figures |= {"link.h2d": link.h2d, "link.d2h": link.d2h}
     gpus = what_if.gpu.lower() != NO_GPU
-    between = networks_of(what_if.networks, what_if.several, gpus=gpus)
+    between = networks_of(what_if.networks, what_if.several, gpu_of(what_if.gpu).name if gpus else "")
     figures |= network_figures(between, what_if.several, (link.h2d, link.d2h) if gpus else None)
     lanes = {"cpu.drives": cpu.drives, "cpu.chipset": CHIPSET} if cpu.drives else {}
     drives = sum(len(drives_of(text)) for text in what_if.ssds)

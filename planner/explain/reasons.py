@@ -285,8 +285,7 @@ def _ssd(plan: Plan, evidence: Evidence) -> str:
     states, checkpoints = _state_bytes(plan), _checkpoint_bytes(plan)
     budget, buffers = decision.host_budget_bytes, p.host_arena_bytes - evidence.resident_bytes
     gradients, gradient_host = _delayed_gradients(plan)
-    saved_host = evidence.saved.bytes_on.get("host", 0)
-    saved = saved_host + evidence.saved.bytes_on.get("ssd", 0)
+    saved_host, saved = evidence.saved.bytes_on.get("host", 0), sum(evidence.saved.bytes_on.values())
     own = "a rank's share of " if decision.shares > 1 else ""
     what = _listed(
         [
@@ -297,10 +296,9 @@ def _ssd(plan: Plan, evidence: Evidence) -> str:
         ]
     )
     all_of_it = states + saved + max(checkpoints, gradients)  # at the least: gradients may lie where checkpoints were
-    device = "none" if decision.unified_memory else _share_of(plan, "device")
+    there = "" if decision.unified_memory else _on_device(plan, evidence)
     if not p.ssd_bytes:
         left = format_bytes(budget - p.peak_host_bytes)
-        there = "" if device == "none" else _on_device(plan)
         room = f"the host budget of {format_bytes(budget)}"
         if _all_on_device(plan):
             return f"The ssd is not used: {there} stay on the device, which updates them."
@@ -320,29 +318,29 @@ def _ssd(plan: Plan, evidence: Evidence) -> str:
     kept = [
         f"{_share_of(plan, 'parameters')} of the parameters",
         f"{_share_of(plan, 'optimizer')} of the optimizer states",
-        f"{_percent(decision.checkpoint_host)} of the checkpoints",
+        f"{_percent((1.0 - decision.checkpoint_device) * decision.checkpoint_host)} of the checkpoints",
         *([f"{_percent(saved_host / saved)} of the saved activations"] if saved else []),
         *([f"{_percent(gradient_host / gradients)} of the delayed gradients"] if gradients else []),
     ]
     text = f"{why}, so {format_bytes(p.ssd_bytes)} live on ssd. On host stay {_listed(kept)}."
-    if device != "none":
-        text += f" The device keeps {_on_device(plan)}."
+    text += f" The device keeps {there}." if there else ""
     shared = _on_host_bytes(plan) + saved_host - evidence.resident_bytes
     if gradients and shared >= 0.01 * gradients:
         text += f" {format_bytes(shared)} of the delayed gradients lie where checkpoints were."
     return text
 
 
-def _on_device(plan: Plan) -> str:
-    """What the device keeps for the whole run or from a block's forward to its backward, in words."""
-    updated, inputs = _share_of(plan, "updates"), plan.decision.checkpoint_device
-    return _listed(
-        [
-            f"{_share_of(plan, 'device')} of the parameters",
-            *([f"{updated} of the optimizer states"] if updated != "none" else []),
-            *([f"{_percent(inputs)} of the checkpoints"] if inputs else []),
-        ]
-    )
+def _on_device(plan: Plan, evidence: Evidence) -> str:
+    """What the device keeps for the whole run or from a block's forward to its backward, in words: shares of all;
+    empty where that is nothing."""
+    saved = evidence.saved.bytes_on
+    shares = {
+        "parameters": _share_of(plan, "device"),
+        "optimizer states": _share_of(plan, "updates"),
+        "checkpoints": _percent(plan.decision.checkpoint_device),
+        "saved activations": _percent(saved.get("device", 0) / max(sum(saved.values()), 1)),
+    }
+    return _listed([f"{share} of the {what}" for what, share in shares.items() if share != "none"])
 
 
 def _all_on_device(plan: Plan) -> bool:

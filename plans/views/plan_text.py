@@ -207,21 +207,23 @@ def _prediction(plan: Plan, schedule: Schedule) -> list[str]:
         ("copied on host", format_bytes(p.d2h_bytes))
         if d.unified_memory
         else ("moved to device", f"{format_bytes(p.h2d_bytes)}, and {format_bytes(p.d2h_bytes)} back"),
-        *([("whole process", format_bytes(p.peak_process_bytes))] if p.peak_process_bytes is not None else []),
+        *([("whole process", format_enough(p.peak_process_bytes))] if p.peak_process_bytes is not None else []),
     )
-    device = ("peak device memory", p.peak_device_bytes, d.device_budget_bytes, "budget")
+    host, there = format_enough(p.peak_host_bytes), format_enough(p.peak_device_bytes)
+    device = ("peak device memory", there, p.peak_device_bytes, d.device_budget_bytes, "budget")
+    stored = ("store on ssd", format_bytes(p.ssd_bytes), p.ssd_bytes, free, f"free on {volumes}")
     budgets = [
-        ("peak host memory", p.peak_host_bytes, d.host_budget_bytes, "budget"),
+        ("peak host memory", host, p.peak_host_bytes, d.host_budget_bytes, "budget"),
         *([] if d.unified_memory else [device]),
-        *([("store on ssd", p.ssd_bytes, free, f"free on {volumes}")] if p.ssd_bytes else []),
+        *([stored] if p.ssd_bytes else []),
     ]
     two, one = (format_bytes(snapshot_store_bytes(schedule, keep=keep)) for keep in (2, 1))
     takes = f"the store takes {two}" if p.ssd_bytes else f"a store of {two}"
     kept = f"{takes} (run --snapshot-every N), {one} with --keep 1"
     bars = aligned(
         [
-            (f"  {name}", f"{bar(used, most)} {format_bytes(used)} of {format_bytes(most)} {words}")
-            for name, used, most, words in budgets
+            (f"  {name}", f"{bar(used, most)} {told} of {format_bytes(most)} {words}")
+            for name, told, used, most, words in budgets
         ],
         least=20,
     )

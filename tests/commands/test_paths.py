@@ -39,8 +39,9 @@ def test_no_option_takes_an_empty_path() -> None:
 
 
 def test_an_empty_name_of_a_model_is_no_directory(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["solve", "--model", "", "--gpu", "rtx-4090"]) == 2
-    assert "name a profile, or a what-if" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["solve", "--model", "", "--gpu", "rtx-4090"])
+    assert "argument --model: is empty; name what is meant" in capsys.readouterr().err
 
 
 def test_no_option_that_takes_a_path_is_forgotten() -> None:

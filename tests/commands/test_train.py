@@ -319,3 +319,10 @@ def test_of_several_ranks_it_says_that_figures_are_of_each(ranks: int) -> None:
     assert "in 3 micro-batch(es) of " in said[0]
     brief = describe_briefly(plan, build_schedule(model, decision), "more")
     assert ("ranks               2; memory and ssd below are of each of them" in brief) == (ranks == 2)
+    decision = decide(model, optimizer=1.0, parameters=1.0, checkpoints=1.0, micro_batches=3, ranks=ranks)
+    plan = planned(
+        model, made_machine().model_copy(update={"network": NETWORK}), decision, build_schedule(model, decision)
+    )
+    brief = describe_briefly(plan, build_schedule(model, decision), "more")
+    assert not plan.prediction.ssd_bytes, "no line on ssd follows"
+    assert ("ranks               2; memory below is of each of them" in brief) == (ranks == 2)

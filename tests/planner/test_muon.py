@@ -97,10 +97,13 @@ def test_what_a_profile_is_not_for_is_refused_with_the_way_out(profile: Profile)
         solve(profile, replace(ON_SSD, optimizer="adamw"))
     with pytest.raises(UsageError, match=r"made for adamw.*--optimizer muon"):
         solve(estimate(SOURCE), replace(ON_SSD, optimizer="muon"))
-    with pytest.raises(UsageError, match="momentum in fp32"):
-        solve(profile, replace(ON_SSD, optimizer_states="bf16"))
-    with pytest.raises(UsageError, match="shares of several ranks cut"):
-        solve(profile, replace(ON_SSD, ranks=2))
+    assert profile.model.figures == "estimated"
+    measured = profile.model_copy(update={"model": profile.model.model_copy(update={"figures": "measured"})})
+    for source, instead in ((profile, "or leave --optimizer out"), (measured, "or make a profile for adamw")):
+        with pytest.raises(UsageError, match=f"momentum in fp32; take fp32, {instead}"):
+            solve(source, replace(ON_SSD, optimizer_states="bf16"))
+        with pytest.raises(UsageError, match=f"shares of several ranks cut; take 1 rank, {instead}"):
+            solve(source, replace(ON_SSD, ranks=2))
 
 
 def test_slower_matrices_make_a_slower_step(profile: Profile) -> None:

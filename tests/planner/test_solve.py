@@ -252,7 +252,11 @@ def test_a_global_batch_is_factored_over_the_measured_sizes() -> None:
         (SolveRequest(GIB, micro_batch_size=3), "3 was not profiled; the profile has 1, 2, 4"),
         (
             SolveRequest(GIB, micro_batch_size=4, global_batch=7),
-            "of micro-batch size 4, which was asked for; the sizes 1, 2, 4 can be used: it can be made of 7",
+            "of micro-batch size 4, which was asked for; the size 1 can be used: it can be made of 7 micro",
+        ),
+        (
+            SolveRequest(GIB, micro_batch_size=4, global_batch=6),
+            "of micro-batch size 4, which was asked for; the sizes 1, 2 can be used: it can be made of 3, 6 micro",
         ),
         (
             SolveRequest(GIB, global_batch=6, micro_batches=4),

@@ -57,7 +57,7 @@ def test_a_value_is_the_what_if_of_that_name(swept: str, changed: dict[str, obje
 def test_a_network_takes_the_place_of_the_one_between_the_same() -> None:
     from ssdplan.planner.catalogue.ranks import Ranks
 
-    several = replace(SOURCE, several=Ranks(4, 2), networks=["10gbe", "nvlink-3090"])
+    several = replace(SOURCE, gpu="rtx-3090", several=Ranks(4, 2), networks=["10gbe", "nvlink-3090"])
     found = first_meant(several, parse_values("network=100gbe"))
     assert found == estimate(replace(several, networks=["nvlink-3090", "100gbe"]))
 

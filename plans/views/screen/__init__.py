@@ -34,6 +34,7 @@ def describe_briefly(
     ]
     ranks = f" on each of {d.ranks} ranks" if d.ranks > 1 else ""
     least = min((row.least_bytes for row in plan.least if row.budget == "host memory"), default=None)
+    below = "memory and ssd below are" if p.ssd_bytes else "memory below is"
     counted = " with bookkeeping" if least and least > p.peak_host_bytes else ""
     figures = [
         *(likely_facts(plan, basis) if basis else []),
@@ -44,7 +45,7 @@ def describe_briefly(
             f"{times(d.rows, 'row')} of {d.sequence_length} tokens: "
             f"{times(d.micro_batches, 'micro-batch', 'micro-batches')} of {d.micro_batch_size}{ranks}",
         ),
-        *([("ranks", f"{d.ranks}; memory and ssd below are of each of them")] if d.ranks > 1 else []),
+        *([("ranks", f"{d.ranks}; {below} of each of them")] if d.ranks > 1 else []),
         (
             "host memory",
             f"{format_enough(p.peak_host_bytes)} of {format_bytes(d.host_budget_bytes)}"

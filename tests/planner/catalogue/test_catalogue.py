@@ -9,6 +9,7 @@ import pytest
 from ssdplan.planner import catalogue
 from ssdplan.planner.catalogue import CPUS, GPUS, LINKS, MODELS, SSDS, Figure, Shape, find
 from ssdplan.planner.catalogue.names import ALIASES
+from ssdplan.planner.catalogue.networks import NETWORKS
 from ssdplan.plans.errors import UsageError
 
 KINDS = {"GPU": GPUS, "processor": CPUS, "link": LINKS, "SSD": SSDS, "model": MODELS}
@@ -254,7 +255,7 @@ def rows() -> dict[str, list[tuple[str, ...]]]:
                 f"`{gpu.name}`",
                 f"{gpu.memory.value / (1 << 30):g} GiB",
                 f"{gpu.peak.value / 1e12:g} TFLOP/s",
-                f"{gpu.products.value / 1e12:g} TFLOP/s",
+                f"{gpu.products.value / 1e12:g} TFLOP/s{' (assumed)' if gpu.products.assumed else ''}",
                 giga(gpu.memory_bandwidth.value),
                 f"{gpu.attention.value:g}{' (assumed)' if gpu.attention.assumed else ''}",
                 f"`{gpu.link}`",
@@ -291,3 +292,6 @@ def test_the_document_lists_what_there_is() -> None:
         assert "\n".join("| " + " | ".join(row) + " |" for row in table) in text
     for link in LINKS:
         assert f"`{link.name}`" in text
+    for network in NETWORKS:
+        joined = f"GPUs: {', '.join(f'`{name}`' for name in network.gpus)}" if network.gpus else network.between
+        assert f"| `{network.name}` | {joined} | {network.bandwidth.value / 1e9:.3g} GB/s |" in text

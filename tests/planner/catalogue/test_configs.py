@@ -293,6 +293,18 @@ FALCON = QWEN | {"model_type": "falcon", "new_decoder_architecture": True, "num_
             r"a token goes through 9 of 8 experts \(num_experts_per_tok, num_experts\)",
         ),
         (
+            {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 16},
+            r"a token goes through 16 of 8 experts \(num_experts_per_tok, num_local_experts\)",
+        ),
+        *(
+            (
+                {"model_type": kind, "text_config": None},
+                f"of model_type '{kind}' only .*, and text_config, .*, is null; ",
+            )
+            for kind in ("gemma3", "llava")
+        ),
+        ({"model_type": "qwen2_5_vl"}, "of model_type 'qwen2_5_vl' only the text .* text_config, .* is not there; "),
+        (
             {"model_type": "opt", "max_position_embeddings": 64, "do_layer_norm_before": False},
             "do_layer_norm_before is",
         ),
@@ -407,11 +419,12 @@ def test_another_function_than_the_formulas_count_is_remarked(
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "no config.json: Expecting value"),
-        (b"[1]", "not an object"),
-        (b"\xff\xfe", "not UTF-8"),
+        (b"", r"config.json: not a config.json \(Expecting value"),
+        (b"[1]", r"config.json: not a config.json \(not an object with fields\)$"),
+        (b"\xff\xfe", r"config.json: not a config.json \(not UTF-8 text\)$"),
+        (b"\xef\xbb\xbf{}", r"config.json: not a config.json \(Unexpected UTF-8 BOM"),
         (b"[" * 200_000, "nested too deeply"),
-        (b'{"a":' * 100_000, "nested too deeply"),
+        (b'{"a":' * 100_000, r"not a config.json \(nested too deeply\)"),
         (b'{"hidden_size": ' + b"9" * 5000 + b"}", "digits"),
         (b'{"a": 1, "a": 2}', "'a' is there twice"),
         (b'{"rope_theta": NaN}', "NaN is no number that JSON has"),
@@ -422,7 +435,7 @@ def test_another_function_than_the_formulas_count_is_remarked(
         (b'{"schema": "ssdplan.profile/1"}', "is a document of ssdplan, not a config.json; give solve a profile alone"),
         (b" " * (MOST_BYTES + 1), "config.json"),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_a_hostile_file_is_refused(data: bytes, says: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ssdplan.planner.catalogue import CPUS, GPUS, find
+from ssdplan.planner.catalogue import CPUS, GPUS, LINKS, find
 from ssdplan.planner.catalogue.gpus import Gpu
 from ssdplan.planner.catalogue.parts import Lanes, behind_chipset, gpu_of
 from ssdplan.planner.catalogue.ranks import Ranks
@@ -48,7 +48,7 @@ def test_a_gpu_that_shares_memory_has_what_host_leaves(gpu: str) -> None:
         profile(gpu=gpu, several=Ranks(2, 1))
 
 
-def test_a_processor_that_is_named_stands_beside_any_gpu() -> None:
+def test_a_processor_that_is_named_stands_beside_a_gpu() -> None:
     assert profile(gpu="gh200").machine.name == "gh200, grace"
     assert profile(gpu="gh200", cpu="EPYC 9965").machine.name == "gh200, epyc-9965"
     assert profile(gpu="none").machine.name == "ryzen-7-7840u"
@@ -64,6 +64,30 @@ def test_a_chip_with_unified_memory_has_its_own_processor_and_no_link(gpu: Gpu) 
     with pytest.raises(UsageError, match="shares its memory with host, so there is no link; leave it out"):
         profile(gpu=gpu.name, link="pcie-5.0-x16")
     assert profile(gpu=gpu.name, cpu=gpu.cpu, link=gpu.link) == profile(gpu=gpu.name)
+
+
+@pytest.mark.parametrize("chip", [gpu for gpu in GPUS if gpu.unified], ids=lambda gpu: gpu.name)
+def test_a_processor_of_a_chip_stands_beside_no_other_gpu(chip: Gpu) -> None:
+    for gpu in GPUS:
+        if not gpu.unified:
+            words = f"--cpu {chip.cpu}: it is of one chip with {chip.name}, a GPU, not beside {gpu.name}; name another"
+            with pytest.raises(UsageError, match=words):
+                profile(gpu=gpu.name, cpu=chip.cpu, precision="fp16")
+    assert profile(gpu="none", cpu=chip.cpu).machine.name == chip.cpu, "alone it computes without its GPU"
+
+
+def test_a_link_within_a_chip_is_of_that_chip_alone() -> None:
+    within = {link.name for link in LINKS if link.within}
+    assert within == {"nvlink-c2c", "unified-memory"}
+    for gpu in GPUS:
+        for link in within - {gpu.link} if not gpu.unified else ():
+            words = (
+                rf"--link {link}: it is within .*, and {gpu.name} has none such; leave it out \(its own is {gpu.link}\)"
+            )
+            with pytest.raises(UsageError, match=words):
+                profile(gpu=gpu.name, link=link, precision="fp16")
+    assert profile(gpu="gh200", link="nvlink-c2c") == profile(gpu="gh200")
+    assert profile(gpu="rtx-4090", link="pcie-3.0-x16").machine.h2d_bandwidth == 12e9, "a slower slot"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ssdplan.planner.catalogue import GPUS
 from ssdplan.planner.catalogue.networks import NETWORKS
 from ssdplan.planner.catalogue.ranks import Ranks, ranks_of
 from ssdplan.planner.catalogue.whatif import WhatIf, estimate
@@ -48,13 +49,13 @@ def test_what_ranks_exchange_over_is_the_slowest_that_they_pass() -> None:
     """Gradients go from each to each: an adapter carries them for all ranks of its machine; parameters in a ring."""
     by_name = {network.name: network.bandwidth.value for network in NETWORKS}
     assert by_name["1gbe"] == pytest.approx(117.7e6, rel=1e-3)
-    inside = estimate(what_if(4, 1, "nvlink-a100")).machine.network
+    inside = estimate(what_if(4, 1, "nvlink-a100", gpu="a100-80gb")).machine.network
     assert inside and inside.gather_bandwidth == inside.exchange_bandwidth == by_name["nvlink-a100"]
     over_host = estimate(what_if(4)).machine
     assert over_host.network and over_host.network.gather_bandwidth == pytest.approx(0.6 * over_host.h2d_bandwidth)
     between = estimate(what_if(5, 5, "1gbe")).machine.network
     assert between and between.gather_bandwidth == between.exchange_bandwidth == by_name["1gbe"]
-    both = estimate(what_if(8, 2, "100gbe", "nvlink-a100")).machine.network
+    both = estimate(what_if(8, 2, "100gbe", "nvlink-a100", gpu="a100-80gb")).machine.network
     assert both and both.ranks == 8 and both.gather_bandwidth == by_name["100gbe"]
     state = 8e9  # bytes of gradients: each rank gets an eighth from the four of the other machine, and its own three
     seconds = 4 * 4 * state / 8 / by_name["100gbe"]
@@ -83,6 +84,29 @@ def test_without_gpus_ranks_exchange_in_dram() -> None:
 def test_networks_that_cannot_be_meant_are_refused(ranks: int, nodes: int, networks: list[str], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         estimate(what_if(ranks, nodes, *networks))
+
+
+def test_an_nvlink_joins_the_gpus_that_have_it() -> None:
+    """Each names GPUs that there are, and is refused with all others, with what these have instead."""
+    nvlinks = [network for network in NETWORKS if network.between == "GPUs"]
+    names = {gpu.name for gpu in GPUS}
+    assert all(network.gpus and set(network.gpus) <= names for network in nvlinks)
+    assert all(not network.gpus for network in NETWORKS if network.between == "machines")
+    for network in nvlinks:
+        for gpu in names - {"gb10", "radeon-8060s", "v100-32gb"}:
+            asked = what_if(2, 1, network.name, gpu=gpu)
+            if gpu in network.gpus:
+                found = estimate(asked).machine.network
+                assert found and found.gather_bandwidth == network.bandwidth.value
+            else:
+                with pytest.raises(UsageError, match=f"--network {network.name}: it joins .*, and {gpu} has no such"):
+                    estimate(asked)
+    with pytest.raises(UsageError, match=r"rtx-4090 has no such NVLink; leave it out \(--figure ranks\.bandwidth says"):
+        estimate(what_if(2, 1, "nvlink-h100"))
+    with pytest.raises(UsageError, match="rtx-a6000 has no such NVLink; name nvlink-3090, or leave it out"):
+        estimate(what_if(2, 1, "nvlink-h100", gpu="RTX A6000 48GB"))
+    given = estimate(what_if(2, figures={"ranks.bandwidth": 9e10})).machine.network
+    assert given and given.gather_bandwidth == 9e10
 
 
 def test_ranks_are_spread_evenly() -> None:

@@ -490,6 +490,13 @@ def test_figures_are_numbers_or_sizes() -> None:
     assert parse_figure("GPU.memory=20GiB") == ("gpu.memory", 20 * GIB)
     assert parse_figure("link.h2d=25GB") == ("link.h2d", 25e9) and parse_figure("ssd.read=7e9") == ("ssd.read", 7e9)
     assert parse_figure("gpu.memory-bandwidth=1e12") == ("gpu.memory-bandwidth", 1e12)
+    assert (
+        parse_figure("network.bandwidth=1GB/s") == ("network.bandwidth", 1e9) == parse_figure("network.bandwidth=1GB")
+    )
+    assert parse_values("ssd.read=2.5GB/s,7 GB/s").values == (2.5e9, 7e9)
+    for size in ("gpu.memory=20GiB/s", "ssd.endurance=600TB/s", "gpu.flops=1GB/s", "link.h2d=25/s", "link.h2d=GB/s"):
+        with pytest.raises(UsageError):
+            parse_figure(size)
     for wrong in ("gpu.flops", "gpu.flops=fast", "gpu.flops=0", "gpu.flops=-1", "gpu.flops=nan", "gpu.flops=20GiB"):
         with pytest.raises(UsageError):
             parse_figure(wrong)

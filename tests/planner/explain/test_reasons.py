@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdplan.planner.explain.reasons import Evidence, explain
+from ssdplan.planner.explain.recomputation import SavedEvidence
 from ssdplan.planner.explain.sensitivity import more_host_memory, scaled_compute
 from ssdplan.planner.predict.critical_path import SHARED_CORES
 from ssdplan.planner.predict.peaks import OP_BYTES, predict_peaks
@@ -19,10 +21,13 @@ from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import parse_bytes
+from ssdplan.plans.views.plan_text import describe_plan
+from ssdplan.plans.views.saved_text import kept_bytes
 from tests.extent import examples
 from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 from tests.planner.machines import machines, models
 
+EXAMPLES = sorted((Path(__file__).parents[3] / "plans" / "examples").glob("*.json"))
 BATCH = SolveRequest(12 * MIB, micro_batch_size=1, micro_batches=2)
 FAST = made_volume(read=2e10, write=2e10)
 
@@ -472,6 +477,45 @@ def test_the_figures_of_the_ssd_add_up_when_updates_are_delayed() -> None:
         shares[0] += 1.0 if device[1] == "all" else float(device[1][:-1]) / 100
     on_ssd = sum((1 - share) * whole for share, whole in zip(shares, wholes, strict=True))
     assert on_ssd == pytest.approx(plan.prediction.ssd_bytes, rel=0.03)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_shares_are_of_the_whole_wherever_it_lies(path: Path) -> None:
+    """As in the table beside the reasons. The device's share and host's are no more than all, together."""
+    plan = Plan.load(path)
+    decision, schedule = plan.decision, build_schedule(plan.model, plan.decision)
+    host, _, device = told(plan, "ssd").split("On host stay ")[1].partition(" The device keeps ")
+    saved = kept_bytes(schedule)
+    for what, on_host, on_device in (
+        ("checkpoints", (1 - decision.checkpoint_device) * decision.checkpoint_host, decision.checkpoint_device),
+        ("saved activations", saved["host"] / saved.total(), saved["device"] / saved.total()),
+    ):
+        assert _share(host, what) == pytest.approx(on_host, abs=6e-4)
+        assert _share(device, what) == pytest.approx(on_device, abs=6e-4)
+    table = describe_plan(plan, schedule).split("Where states live")[1]
+    row = next(line for line in table.splitlines() if " checkpoints " in line)
+    cell = row.split(" checkpoints ")[1].split()[0]
+    shown = 0.0 if cell == "-" else float(cell.strip("<>%")) / 100
+    assert _share(host, "checkpoints") == pytest.approx(shown, abs=0.006)
+
+
+def test_what_host_and_device_keep_are_shares_of_the_same() -> None:
+    plan = plan_for(made_machine())
+    saved = SavedEvidence({"device": 30, "host": 35, "ssd": 35})
+    evidence = Evidence(frozenset(), {"ssd": 1.0, "compute": 0.5}, MIB, None, None, saved)
+    apart = {"checkpoint_host": 0.611, "checkpoint_device": 0.312}
+    decision = plan.decision.model_copy(update=apart)
+    reasons = explain(plan.model_copy(update={"decision": decision}), evidence)
+    text = next(reason.text for reason in reasons if reason.topic == "ssd")
+    host, _, device = text.partition(" The device keeps ")
+    assert "42.0% of the checkpoints, 35.0% of the saved activations" in host and "100 B of saved" in host
+    assert "31.2% of the checkpoints and 30.0% of the saved activations." in device
+
+
+def _share(text: str, what: str) -> float:
+    """What a text says of it; 0 where it says nothing."""
+    found = re.search(rf"([\d.]+%|all|none) of the {what}", text)
+    return 0.0 if not found or found[1] == "none" else 1.0 if found[1] == "all" else float(found[1][:-1]) / 100
 
 
 def test_a_what_if_names_a_drive_without_its_number() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,16 +26,18 @@ from ssdplan.plans.documents.profile import Model, Profile, Volume
 from ssdplan.plans.graph.contents import Role
 from ssdplan.plans.graph.ops import Schedule
 from ssdplan.plans.schedule.build import build_schedule
-from ssdplan.plans.units import format_bytes
+from ssdplan.plans.units import format_bytes, format_enough
 from ssdplan.plans.views import plan_text as text
 from ssdplan.plans.views.plan_text import describe_plan
 from ssdplan.plans.views.profile_text import describe_profile
 from ssdplan.plans.views.quantities import bar, count, decimal, duration, exact_percent, number, percent
 from ssdplan.plans.views.report_text import describe_report
+from ssdplan.plans.views.screen import describe_briefly
 from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.profiles import made_machine, made_model, made_profile, made_volume
 
+EXAMPLES = sorted((Path(__file__).parents[3] / "plans" / "examples").glob("*.json"))
 GIB = 1 << 30
 
 
@@ -173,6 +176,21 @@ def test_what_a_plan_predicts() -> None:
     assert "of 40 GiB budget" in _line(page, "peak host memory")
     assert "of 4 GiB budget" in _line(page, "peak device memory")
     assert "of 4 TiB free on 1 volume" in _line(page, "store on ssd")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_memory_is_rounded_up_as_on_the_first_screen(path: Path) -> None:
+    """What is printed is enough, and one plan takes one size wherever it is told."""
+    plan = Plan.load(path)
+    p, schedule = plan.prediction, build_schedule(plan.model, plan.decision)
+    page, brief = describe_plan(plan, schedule), describe_briefly(plan, schedule, "more")
+    for name, short, nbytes in (
+        ("peak host memory", "host memory", p.peak_host_bytes),
+        ("peak device memory", "device memory", p.peak_device_bytes),
+        ("whole process", "whole process", p.peak_process_bytes or 0),
+    ):
+        if not (name == "peak device memory" and plan.decision.unified_memory):
+            assert f" {format_enough(nbytes)}" in _line(page, name) and format_enough(nbytes) in _line(brief, short)
 
 
 def _made_schedule() -> Schedule:

@@ -120,6 +120,7 @@ def test_the_first_screen_of_a_what_if_has_at_most_25_lines(path: Path) -> None:
     plan = plan.model_copy(update={"prediction": plan.prediction.model_copy(update={"bound_by": "compute"})})
     what_if = replace(
         WHAT_IF,
+        gpu="a100-80gb",
         several=Ranks(4, 2),
         networks=["10gbe", "nvlink-a100"],
         ssds=["samsung-980-pro", "samsung-990-pro"],
