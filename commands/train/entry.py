@@ -98,13 +98,12 @@ def prepare(given: Mapping[str, Any], line: ProgressLine, tell: Tell | None = No
     from ssdplan.plans.files import make_folder
 
     out: Path = given["out"]
-    for name in ("write_lp", "tensorboard"):
+    for name in ("out", "write_lp", "tensorboard"):
         if isinstance(given.get(name), Path):
             outputs.require_folder(given[name], flag_of(name))
     if (out / RUN).is_file():
         return Prepared(out, _going_on(given, out, line))
     require_new(out)
-    outputs.require_folder(out, "--out")
     find_files(given["data"])
     model = find_model(given["model"])
     make_folder(out)
