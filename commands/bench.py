@@ -9,6 +9,7 @@ import click
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.views.progress_line import ProgressLine
 
+from .parsing import kinds, outputs
 from .parsing import options as of
 from .parsing.command import Command, Section
 from .parsing.types import COUNT, NAMES, PATH, SIZE
@@ -62,7 +63,7 @@ def command() -> Command:
 def call(options: Options) -> int:
     if not options.only or "engine" in options.only:
         of.require_engine()
-    of.require_writable(options.csv, "--csv")
+    outputs.require_writable(options.csv, "--csv", kinds.TABLE)
     from ssdplan.profiler.bench.bench import GROUPS, bench
     from ssdplan.profiler.bench.report import describe_bench, rows_frame
 

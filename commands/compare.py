@@ -9,6 +9,7 @@ import click
 from ssdplan.plans.errors import SsdplanError
 from ssdplan.plans.views.progress_line import ProgressLine
 
+from .parsing import kinds, outputs
 from .parsing import options as of
 from .parsing.command import Command, Section
 from .parsing.types import COUNT, DIRECTORY, NAMES, PATH, POSITIVE, RESIDENCY, SIZE, SIZES, Choice
@@ -159,8 +160,10 @@ def command() -> Command:
 
 def call(options: Options) -> int:
     of.require_engine()
-    of.require_writable(options.csv, "--csv")
-    of.require_folder(options.plots, "--plots")
+    outputs.require_writable(options.csv, "--csv", kinds.TABLE)
+    outputs.require_folder(options.plots, "--plots")
+    outputs.require_folder(options.work, "--work")
+    outputs.require_apart({"--csv": options.csv, "--plots": options.plots, "--work": options.work})
     mezo = options.optimizer == "mezo"
     zeroth_order = asked_zeroth_order(options.given, mezo=mezo, directions=options.directions, masters="fp32")
     from ssdplan.rivals.arms import Batch

@@ -10,6 +10,7 @@ import click
 from ssdplan.plans.views.progress_line import ProgressLine
 
 from .parsing import options as of
+from .parsing import outputs
 from .parsing.command import Argument, Command
 from .parsing.types import DIRECTORY, MODEL, PATH
 
@@ -45,6 +46,7 @@ def command() -> Command:
 
 def call(options: Options) -> int:
     of.require_engine()
+    outputs.require_folder(options.to, "--to")
     of.settle_process()
     from ssdplan.executor.snapshots.run_directory import require_run
 

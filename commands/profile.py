@@ -14,6 +14,7 @@ from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.views.progress_line import ProgressLine
 
+from .parsing import kinds, outputs
 from .parsing import options as of
 from .parsing.command import Command, Section
 from .parsing.types import COUNT, COUNTS, MODEL, PATH, POSITIVE, SIZE, Choice
@@ -210,7 +211,7 @@ def _measured(options: Options, place: Place | None) -> int:
     from ssdplan.profiler.profile import ProfileLimits, profile
     from ssdplan.profiler.storage import SMALLEST_VOLUME
 
-    of.require_writable(options.output, replacing="profile")
+    outputs.require_writable(options.output, "-o", kinds.PROFILE)
     name = f"cuda:{place.local_rank}" if place and options.device == "cuda" else options.device
     device = open_device(name)
     if options.compression_error:
@@ -296,7 +297,8 @@ def _emulate(options: Options, wanted: str) -> int:
         micro_batch_sizes=options.micro_batch_sizes,
     )
     shape = emulation.shape_of(request)
-    of.require_writable(options.output, replacing="profile")
+    outputs.require_writable(options.output, "-o", kinds.PROFILE)
+    outputs.require_apart({"--rungs-of": options.rungs_of, "-o": options.output})
     volume = (list(options.volume) or [Path()])[0]
     if not volume.is_dir():
         raise UsageError(f"{volume}: --emulate takes a directory to write states to")

@@ -24,6 +24,7 @@ from ssdplan.plans.views.live_line import FIRST_STEPS, Pace, live_line
 from ssdplan.plans.views.progress_line import ProgressLine
 
 from .parsing import options as of
+from .parsing import outputs
 from .parsing.command import Command
 from .ranks.of_run import asked_ranks, going_on, launched, once, patience, require_alone, require_ranks, volumes_of
 from .resolved import as_kept, as_written, over, restored
@@ -62,6 +63,9 @@ def call(options: Options, listener: Listener | None = None) -> int:
     said = _said(options)
     options = _with(options, said)
     _require_one_directory(options)
+    outputs.require_folder(options.out, "--out")
+    if isinstance(options.tensorboard, Path):
+        outputs.require_folder(options.tensorboard, "--tensorboard")
     place = place_of(os.environ)
     if place:
         settle_rank(place)

@@ -15,6 +15,7 @@ from ssdplan.plans.errors import IoFailure, StoreError, UsageError
 from ssdplan.plans.files import Folder, LinkError, open_regular
 from ssdplan.plans.units import format_bytes
 
+from .parsing import kinds, outputs
 from .parsing import options as of
 from .parsing.command import Argument, Command, Section
 from .parsing.cost import Costed, cost_options, trainings_of
@@ -85,11 +86,7 @@ def call(options: Options) -> int:
     from ssdplan.plans.views.screen.cost_text import describe_cost
 
     path, trainings = options.document, trainings_of(options)
-    of.require_writable(options.csv, "--csv")
-    of.require_folder(options.plots, "--plots")
-    of.require_place(options.html, "--html")
-    of.require_place(options.trace, "--trace")
-    of.require_apart({"--csv": options.csv, "--html": options.html, "--trace": options.trace})
+    _require_outputs(options)
     if path.is_dir():
         with Folder(path) as folder:
             for name in _FILES_OF_A_RUN:
@@ -136,6 +133,16 @@ def call(options: Options) -> int:
     if options.csv and curves:
         of.write_table(curves.table(), options.csv)
     return 0
+
+
+def _require_outputs(options: Options) -> None:
+    outputs.require_writable(options.csv, "--csv", kinds.TABLE)
+    outputs.require_folder(options.plots, "--plots")
+    outputs.require_place(options.html, "--html", kinds.PAGE)
+    outputs.require_place(options.trace, "--trace", kinds.TRACE)
+    outputs.require_apart(
+        {"--csv": options.csv, "--plots": options.plots, "--html": options.html, "--trace": options.trace}
+    )
 
 
 def _refuse_for_profile(options: Options, profile: Profile) -> None:

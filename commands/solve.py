@@ -16,10 +16,11 @@ from ssdplan.plans.gc_pause import no_collection
 from ssdplan.plans.units import format_bytes, format_enough, format_there
 from ssdplan.plans.views.progress_line import ProgressLine
 
+from .parsing import kinds, outputs
 from .parsing import options as of
 from .parsing.command import Argument, Command, Section
 from .parsing.cost import Costed, cost_options, trainings_of
-from .parsing.replaced import require_plan, save_plan
+from .parsing.replaced import require_name_to_keep, save_plan
 from .parsing.types import (
     COUNT,
     DIRECTORY,
@@ -267,9 +268,6 @@ def call(options: Options) -> int:
         raise UsageError("--plots is of a --sweep; ssdplan show plan.json --plots DIR draws a plan")
     if options.sweep is None and options.csv is not None:
         raise UsageError("--csv is of a --sweep: one plan is no table; --json prints it as data")
-    of.require_writable(options.csv, "--csv")
-    of.require_folder(options.plots, "--plots")
-    of.require_folder(options.write_lp, "--write-lp")
     if options.sweep is not None and options.output is not None:
         raise UsageError("-o: a sweep writes no plan; leave it out")
     if options.sweep is not None and options.write_lp is not None:
@@ -277,9 +275,7 @@ def call(options: Options) -> int:
             "--write-lp: a sweep has the programs of many plans; solve for the one whose programs you want"
         )
     output = options.output or (None if options.profile is None or options.sweep else Path("plan.json"))
-    if output is not None:
-        of.require_writable(output, replacing="plan")
-        require_plan(output)
+    _require_outputs(options, output)
     zeroth_order = asked_zeroth_order(
         options.given, mezo=options.optimizer == "mezo", directions=options.directions, masters=options.masters
     )
@@ -324,6 +320,18 @@ def call(options: Options) -> int:
         return _sweep(options, source, request, swept, trainings)
     training = trainings[0] if trainings else None
     return _one_plan(options, output, measured, request, training, source if isinstance(source, WhatIf) else None)
+
+
+def _require_outputs(options: Options, output: Path | None) -> None:
+    """`output`: where the plan is written, which may lie in the directory of --write-lp where nobody named it."""
+    outputs.require_writable(options.csv, "--csv", kinds.TABLE)
+    outputs.require_folder(options.plots, "--plots")
+    outputs.require_folder(options.write_lp, "--write-lp")
+    outputs.require_writable(output, "-o", kinds.PLAN)
+    named = output if options.output or output == options.write_lp else None
+    outputs.require_apart({"--csv": options.csv, "--plots": options.plots, "--write-lp": options.write_lp, "-o": named})
+    if output is not None:
+        require_name_to_keep(output)
 
 
 @no_collection()  # to the end: the first look for cycles would go through the whole schedule, half a second for a 175B

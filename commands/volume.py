@@ -1,6 +1,7 @@
 """`ssdplan volume`: volumes made, described and verified, and the store of a run removed."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from ssdplan.plans.units import format_bytes
 from ssdplan.plans.views.progress_line import ProgressLine
 
 from .parsing import options as of
+from .parsing import outputs
 from .parsing.command import Argument, Command, Group, Member
 from .parsing.types import DIRECTORY, PATH, SIZE
 
@@ -115,6 +117,10 @@ def _drop() -> Command:
 
 def init(options: NewVolume) -> int:
     of.require_engine()
+    if not os.path.lexists(options.place) and options.place.parent != Path(
+        "/dev"
+    ):  # there a name that is wrong is no new file
+        outputs.require_new_file(options.place, "PATH")
     from ssdplan.executor.store import describe, initialise
 
     made = [initialise(options.place, options.size, force=options.force)]

@@ -22,8 +22,9 @@ from .errors import UsageError
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 """Permissions of what is made: its owner's alone. States, models and losses are nobody else's business."""
 
-
 _READ_BYTES = 1 << 20
+_KEPT_LETTERS = 30
+"""Of a name in the name of its partial file, which then fits wherever the name does, and still says whose it is."""
 
 
 class LinkError(UsageError):
@@ -101,9 +102,16 @@ def require_replaceable(path: Path) -> None:
 
 
 def require_room_for_files(folder: Path) -> None:
-    """Raise OSError where no file can be made in the directory `folder`, whatever its permissions say: root may do all,
-    and yet no file can be made in /proc. Nothing is left there."""
-    tempfile.TemporaryFile(dir=folder).close()
+    """Raise OSError where `writing` can make no file in the directory `folder`, whatever its permissions say: root may
+    do all, and yet no file can be made in /proc. Nothing is left there."""
+    with Folder(folder):
+        tempfile.TemporaryFile(dir=folder).close()
+
+
+def require_name(folder: Path, name: str) -> None:
+    """Raise OSError where the file system of the directory `folder` takes no name as long as this."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.lstat(folder / name)
 
 
 def create_new(path: Path) -> FileIO:
@@ -242,7 +250,7 @@ class Folder:
     def writing(self, name: str, *, durable: bool = False) -> Iterator[BinaryIO]:
         """A file that becomes the entry when the block ends: see the function of this name."""
         self.require_replaceable(name)
-        partial = f".{_entry(name)}.{secrets.token_hex(8)}.tmp"
+        partial = f".{_entry(name)[:_KEPT_LETTERS]}.{secrets.token_hex(8)}.tmp"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         with self._named(name):
             descriptor = os.open(partial, flags, PRIVATE_FILE, dir_fd=self._descriptor)

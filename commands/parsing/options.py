@@ -4,17 +4,13 @@ Owns no command. `types.py` says what the values of options mean.
 """
 
 import os
-import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.files import require_replaceable, require_room_for_files
-from ssdplan.plans.room import no_room
 
 from .types import DIRECTORY, PATH, Choice
 
@@ -107,77 +103,3 @@ def write_table(table: "DataFrame", path: Path) -> None:
 
     write_csv(table, path)
     print(f"written to {path}", file=sys.stderr)
-
-
-def require_writable(path: Path | None, option: str = "-o", replacing: str = "") -> None:
-    """Refuse an output before the work, not after it; None is none. Of ssdplan's documents it may replace those of the
-    kind `replacing` alone: another may be the very one that is read. Raises UsageError."""
-    if path is None:
-        return
-    _require_replaceable(path, option, replacing)
-    if path.parent.is_dir():
-        _require_files_in(path.parent, path, option)
-    else:
-        raise UsageError(f"{path}: cannot be written; name a file in a directory that exists with {option}")
-
-
-def require_place(path: Path | None, option: str) -> None:
-    """The same of an output whose directories are made where they are missing. Raises UsageError."""
-    if path is not None:
-        _require_replaceable(path, option)
-        _require_folder(path.parent, path, option)
-
-
-def require_folder(path: Path | None, option: str) -> None:
-    """Refuse a directory of outputs that is none, and where none can be made, before the work; None is none. Raises
-    UsageError."""
-    if path is not None:
-        _require_folder(path, path, option)
-
-
-def require_apart(outputs: Mapping[str, Path | None]) -> None:
-    """Refuse two options that name one file, of which only the last would be left. Raises UsageError."""
-    known: dict[Path, str] = {}
-    for option, path in outputs.items():
-        if path is not None and (other := known.setdefault(path.resolve(), option)) != option:
-            raise UsageError(f"{path}: is named by {other} and by {option}; name another file with one of them")
-
-
-def document_at(path: Path) -> str:
-    """The kind of ssdplan's document at a path, as `plan` or `profile`; empty where there is none. By how the file
-    begins: one of another version, or that was edited wrongly, is one too. Raises UsageError."""
-    if not path.is_file():
-        return ""
-    try:
-        with path.open("rb") as file:
-            found = _SCHEMA.search(file.read(4096))
-    except OSError as error:
-        raise UsageError(f"{path}: exists and cannot be read: {error.strerror}") from error
-    return found[1].decode() if found else ""
-
-
-_SCHEMA = re.compile(rb'"ssdplan\.(\w+)/')
-
-
-def _require_replaceable(path: Path, option: str, replacing: str = "") -> None:
-    require_replaceable(path)
-    found = document_at(path)
-    if found not in ("", replacing):
-        what = f"exists and is not a {replacing}" if replacing else f"is a {found} of ssdplan"
-        raise UsageError(f"{path}: {what}; name another file with {option}")
-
-
-def _require_folder(folder: Path, output: Path, option: str) -> None:
-    there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
-    if not there.is_dir():
-        raise UsageError(f"{output}: cannot be written: {there} is not a directory; name another place with {option}")
-    _require_files_in(there, output, option)
-
-
-def _require_files_in(folder: Path, output: Path, option: str) -> None:
-    try:
-        require_room_for_files(folder)
-    except OSError as error:
-        if no_room(error):
-            raise
-        raise UsageError(f"{output}: cannot be written: {error.strerror}; name another place with {option}") from error

@@ -1,6 +1,6 @@
 """Keeps an old plan when a new one is written to the same file: beside it, under a number, and says so.
 
-Owns what may be replaced, and where it goes. What is written is the command's business.
+Owns where it goes. What may be replaced, `outputs.py` says; what is written is the command's business.
 """
 
 from pathlib import Path
@@ -9,16 +9,15 @@ from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import format_bytes
 
-from .options import document_at
+from .outputs import require_names
 
 MOST_KEPT = 10_000
 
 
-def require_plan(path: Path) -> None:
-    """Refuse to write a plan over what is none, before the work; a file without a byte can be replaced by anything.
-    Raises UsageError."""
-    if document_at(path) != "plan" and path.is_file() and path.stat().st_size:
-        raise UsageError(f"{path}: exists and is not a plan; name another file with -o")
+def require_name_to_keep(path: Path) -> None:
+    """Refuse to replace a plan whose name is too long for a number behind it, before the work. Raises UsageError."""
+    if path.is_file() and path.stat().st_size:
+        require_names(path.parent, [_kept_name(path, MOST_KEPT - 1)], path, "-o")
 
 
 def save_plan(plan: Plan, path: Path) -> str:
@@ -37,7 +36,7 @@ def save_plan(plan: Plan, path: Path) -> str:
 
 def _keep(content: bytes, path: Path) -> Path:
     for number in range(MOST_KEPT):
-        kept = path.with_name(f"{path.stem}-{number}{path.suffix}")
+        kept = path.with_name(_kept_name(path, number))
         try:
             with kept.open("xb") as file:
                 file.write(content)
@@ -47,6 +46,10 @@ def _keep(content: bytes, path: Path) -> Path:
             raise UsageError(f"{kept}: cannot keep the plan that was {path}: {error.strerror}") from error
         return kept
     raise UsageError(f"{path}: {MOST_KEPT} plans were kept beside it; remove some, or name another file with -o")
+
+
+def _kept_name(path: Path, number: int) -> str:
+    return f"{path.stem}-{number}{path.suffix}"
 
 
 def _words(kept: Path) -> str:

@@ -4,6 +4,7 @@ Owns a click type for each kind of value: it makes the value of text, or refuses
 one value alone; what values mean together is the command's business.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -68,7 +69,7 @@ class PathValue(_Path):
 def directory(text: str) -> Path:
     """A directory that is there, or that may be made."""
     found = Path(text)
-    if found.exists() and not found.is_dir():
+    if os.path.exists(found) and not found.is_dir():  # which Path.exists would say of a name too long by an error
         raise UsageError(f"{text!r} is a file, not a directory; what is not meant for it goes before it")
     return found
 

@@ -21,6 +21,7 @@ from ssdplan.plans.views.progress_line import ProgressLine
 
 from .. import profile, run, solve
 from ..parsing import options as of
+from ..parsing import outputs
 from ..parsing.command import Command
 from ..resolved import as_told, as_written, flag_of, over, words_of
 from . import choosing, saying
@@ -97,10 +98,12 @@ def prepare(given: Mapping[str, Any], line: ProgressLine, tell: Tell | None = No
     from ssdplan.plans.files import make_folder
 
     out: Path = given["out"]
+    for name in ("out", "write_lp", "tensorboard"):
+        if isinstance(given.get(name), Path):
+            outputs.require_folder(given[name], flag_of(name))
     if (out / RUN).is_file():
         return Prepared(out, _going_on(given, out, line))
     require_new(out)
-    of.require_folder(out, "--out")
     find_files(given["data"])
     model = find_model(given["model"])
     make_folder(out)

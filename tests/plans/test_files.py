@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.files import Folder, LinkError, read_bounded, require_replaceable, write_whole, writing
+from ssdplan.plans.files import (
+    Folder,
+    LinkError,
+    read_bounded,
+    require_name,
+    require_replaceable,
+    require_room_for_files,
+    write_whole,
+    writing,
+)
 
 
 def modes(path: Path) -> int:
@@ -113,6 +122,40 @@ def test_temporary_names_are_never_the_same(tmp_path):
         with writing(tmp_path / "a"):
             names |= set(os.listdir(tmp_path)) - {"a"}
     assert len(names) == 5
+
+
+@pytest.mark.parametrize("name", ["n" * 233, "n" * 234, "n" * 255, "é" * 127, "😀" * 63], ids=len)
+def test_a_name_as_long_as_a_name_may_be_is_written(tmp_path, name):
+    require_name(tmp_path, name)
+    write_whole(tmp_path / name, "content")
+    assert (tmp_path / name).read_text() == "content" and os.listdir(tmp_path) == [name]
+
+
+def test_a_longer_one_is_not(tmp_path):
+    require_name(tmp_path, "is not there")
+    for name in ("n" * 256, "é" * 128):
+        with pytest.raises(OSError, match="File name too long"):
+            require_name(tmp_path, name)
+
+
+def test_a_partial_file_says_whose_it_is(tmp_path):
+    """A run's directory is cleared of what a kill left of a document by that name."""
+    with Folder(tmp_path) as folder, folder.writing("plan-123456789.json"):
+        assert len(folder.names(".plan-*.json.*tmp")) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else for a while")
+def test_where_a_file_can_be_made_and_the_folder_not_be_opened_there_is_no_room_for_files(tmp_path):
+    (tmp_path / "drop").mkdir()
+    (tmp_path / "drop").chmod(0o733)
+    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+        folder.chmod(0o711)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(PermissionError):
+            require_room_for_files(tmp_path / "drop")
+    finally:
+        os.seteuid(0)
 
 
 def test_a_folder_follows_no_link(tmp_path):
