@@ -117,9 +117,8 @@ def _drop() -> Command:
 
 def init(options: NewVolume) -> int:
     of.require_engine()
-    if not os.path.lexists(options.place) and options.place.parent != Path(
-        "/dev"
-    ):  # there a name that is wrong is no new file
+    missing = not os.path.lexists(options.place)
+    if missing and options.place.parent != Path("/dev"):  # where a name that is not there is no new file's
         outputs.require_new_file(options.place, "PATH")
     from ssdplan.executor.store import describe, initialise
 

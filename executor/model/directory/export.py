@@ -187,7 +187,7 @@ def _new_directory(destination: Path, nbytes: int) -> Iterator[Path]:
     with _write_errors(destination.parent):
         make_folder(destination.parent)
         _require_space(destination.parent, nbytes)
-        partial = destination.parent / f".{destination.name}.partial-{secrets.token_hex(6)}"
+        partial = destination.parent / f".{destination.name[:30]}.partial-{secrets.token_hex(6)}"
         partial.mkdir(mode=PRIVATE_FOLDER)
     try:
         yield partial
