@@ -7,7 +7,6 @@ makes of the plan's batch, with whole states, is lengthened by as much. Where th
 simulated itself.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ssdplan.plans.documents.matrices import longer
@@ -160,16 +159,15 @@ class _Own:
         keeps all on the device; None where neither is found so."""
         branches = changed.branches(self.candidate)
         ways = changed.sketch(self.candidate, branches), changed.resident_sketch(self.candidate, branches)
-        return min((self._hastened(change, changed, way, branches) for way in ways if way), default=None)
+        return min((self._hastened(change, changed, way) for way in ways if way), default=None)
 
-    def _hastened(self, change: _Change, changed: Fitter, sketch: Sketch, branches: Sequence[Branch]) -> float:
-        """A step of `sketch`; where that waits for chunks, also at a pace that may hide more."""
-        seconds = step_seconds(change.model, change.machine, sketch.decision, changed.builder.schedule)
-        waits = seconds > WAITING * sketch.program.seconds
-        other = changed.paced_sketch(self.candidate, branches, changed.paces.hastier) if waits else None
-        if other is None:
-            return seconds
-        return min(seconds, step_seconds(change.model, change.machine, other.decision, changed.builder.schedule))
+    def _hastened(self, change: _Change, changed: Fitter, sketch: Sketch) -> float:
+        """A step of `sketch`; where that waits for chunks, also at a pace that may hide more. What little memory such a
+        pace takes more moves next to nothing of a placement, so it stays."""
+        decisions = sketch.decision, changed.paces.hastier.of(sketch.decision)
+        ways = (step_seconds(change.model, change.machine, each, changed.builder.schedule) for each in decisions)
+        seconds = next(ways)
+        return min(seconds, next(ways)) if seconds > WAITING * sketch.program.seconds else seconds
 
     def _bound(self, model: Model, machine: Machine, candidate: Candidate, branch: Branch) -> float | None:
         """The program's seconds, as `bound_of` says."""

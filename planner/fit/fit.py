@@ -147,10 +147,6 @@ class Fitter:
         found = (self.attempts.approach(candidate, branch, pace, "seconds", self.budget) for branch in branches)
         return next((solved for solved in found if solved), None)
 
-    def paced_sketch(self, candidate: Candidate, branches: Sequence[Branch], pace: Pace) -> Sketch | None:
-        """About what `paced` would find, by the estimate."""
-        return self._first_that_fits(candidate, [(each, pace) for each in self._fastest_first(candidate, branches)])
-
     def seconds(self, candidate: Candidate, branch: Branch) -> float:
         """The program's seconds of a step with whole states; infinite where it has no placement."""
         program = self.answers.program(candidate, self.answers.whole_states(candidate, branch, "seconds"), "seconds")

@@ -336,8 +336,7 @@ class Least(Part):
     least_bytes: Bytes
     """No less than the true least, and close to it: rounded up where no whole schedule was built."""
     tokens_per_second: Positive
-    """What the program reaches there: an estimate, as `program_seconds` is, and no more than the plan's own. A plan in
-    so little memory may reach much less."""
+    """What the program reaches there, an estimate as `program_seconds`: at most the plan's own, and often too much."""
 
 
 class Reason(Part):
