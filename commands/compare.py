@@ -161,7 +161,7 @@ def command() -> Command:
 def call(options: Options) -> int:
     of.require_engine()
     outputs.require_writable(options.csv, "--csv", kinds.TABLE)
-    outputs.require_folder(options.plots, "--plots")
+    outputs.require_folder(options.plots, "--plots", ".png")
     outputs.require_folder(options.work, "--work")
     outputs.require_apart({"--csv": options.csv, "--plots": options.plots, "--work": options.work})
     mezo = options.optimizer == "mezo"

@@ -136,13 +136,13 @@ def call(options: Options) -> int:
 
 
 def _require_outputs(options: Options) -> None:
-    outputs.require_writable(options.csv, "--csv", kinds.TABLE)
-    outputs.require_folder(options.plots, "--plots")
-    outputs.require_place(options.html, "--html", kinds.PAGE)
-    outputs.require_place(options.trace, "--trace", kinds.TRACE)
     outputs.require_apart(
         {"--csv": options.csv, "--plots": options.plots, "--html": options.html, "--trace": options.trace}
     )
+    outputs.require_writable(options.csv, "--csv", kinds.TABLE)
+    outputs.require_folder(options.plots, "--plots", ".png")
+    outputs.require_place(options.html, "--html", kinds.PAGE)
+    outputs.require_place(options.trace, "--trace", kinds.TRACE)
 
 
 def _refuse_for_profile(options: Options, profile: Profile) -> None:

@@ -324,12 +324,12 @@ def call(options: Options) -> int:
 
 def _require_outputs(options: Options, output: Path | None) -> None:
     """`output`: where the plan is written, which may lie in the directory of --write-lp where nobody named it."""
-    outputs.require_writable(options.csv, "--csv", kinds.TABLE)
-    outputs.require_folder(options.plots, "--plots")
-    outputs.require_folder(options.write_lp, "--write-lp")
-    outputs.require_writable(output, "-o", kinds.PLAN)
     named = output if options.output or output == options.write_lp else None
     outputs.require_apart({"--csv": options.csv, "--plots": options.plots, "--write-lp": options.write_lp, "-o": named})
+    outputs.require_writable(options.csv, "--csv", kinds.TABLE)
+    outputs.require_folder(options.plots, "--plots", ".png")
+    outputs.require_folder(options.write_lp, "--write-lp", ".lp")
+    outputs.require_writable(output, "-o", kinds.PLAN)
     if output is not None:
         require_name_to_keep(output)
 

@@ -35,12 +35,17 @@ def require_place(path: Path | None, option: str, kind: Kind) -> None:
         _require_folder(path.parent, path, option)
 
 
-def require_folder(path: Path | None, option: str) -> None:
-    """Refuse a directory of outputs that is none, and where none can be made, before the work; None is none. Raises
-    UsageError."""
-    if path is not None:
-        _refuse_of_run(path, option)
-        _require_folder(path, path, option)
+def require_folder(path: Path | None, option: str, suffix: str = "") -> None:
+    """Refuse a directory of outputs that is none, and where none can be made, before the work; None is none. Of what
+    has the `suffix` of these outputs there, each is to be a regular file. Raises UsageError."""
+    if path is None:
+        return
+    _refuse_of_run(path, option)
+    _require_folder(path, path, option)
+    if suffix and path.is_dir():
+        with _told(path, option):
+            for entry in sorted(path.glob(f"*{suffix}")):
+                require_replaceable(entry)
 
 
 def require_new_file(path: Path, option: str) -> None:
@@ -73,19 +78,26 @@ def require_names(folder: Path, names: Iterable[str], output: Path, option: str)
 def _require_replaceable(path: Path, option: str, kind: Kind) -> None:
     with _told(path, option):
         require_replaceable(path)
-        _refuse_of_run(path, option)
+        _refuse_of_run(path, option, _OF_RUN)
         if path.is_file() and path.stat().st_size and not kind.is_at(path):
             raise UsageError(f"{path}: exists and is not a {kind.name} of ssdplan; name another file with {option}")
 
 
-def _refuse_of_run(path: Path, option: str) -> None:
-    """Raise UsageError where a run's directory has or will have what lies at `path`, or above it, for itself."""
+_OF_RUN = r"rank-[0-9]+.*|model-[0-9]+|volume-[0-9]+\.ssdplan|zeroth-order\.log"
+"""What else a run's directory may have for itself: no name for a file of another kind. Directories of models may have
+such names there."""
+
+
+def _refuse_of_run(path: Path, option: str, others: str = "") -> None:
+    """Raise UsageError where a run's directory has or will have what lies at `path`, or above it, for itself; also by
+    the pattern `others` of names."""
     from ssdplan.plans.documents.run import RUN
 
     with _told(path, option):
         there = Path(os.path.realpath(path))
         for folder in there.parents:
-            if (folder / RUN).is_file() and _is_of_run(there.relative_to(folder).parts[0]):
+            name = there.relative_to(folder).parts[0]
+            if (folder / RUN).is_file() and (_is_of_run(name) or re.fullmatch(others, name)):
                 raise UsageError(f"{path}: belongs to the run in {folder}; name another place with {option}")
 
 

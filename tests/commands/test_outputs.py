@@ -203,7 +203,8 @@ def test_what_a_run_has_for_itself_is_not_replaced(
     """Nor begun where the run has not written it yet: `show` would take it for the run's."""
     before = contents(home)
     for name in ("plan.json", "plan-0.json", "run.json", "metrics.jsonl", "report.json", "trace.json", "config.yaml",
-                 "model/model.safetensors", "model/new"):  # fmt: skip
+                 "model/model.safetensors", "model/new", "rank-1/trace.json", "rank-2", "model-20/new",
+                 "zeroth-order.log", "volume-0.ssdplan"):  # fmt: skip
         told = said(words, f"run/{name}", capsys)
         assert f"run/{name}: belongs to the run in {home / 'run'}; name another place with {words[-1]}" in told
     Path("link").symlink_to("run")
@@ -215,6 +216,25 @@ def test_what_a_run_has_for_itself_is_not_replaced(
 def test_a_directory_of_outputs_is_not_in_the_model_of_a_run(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in DIRECTORIES:
         assert "run/model: belongs to the run" in said(words, "run/model", capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ((*WHAT_IF, "--write-lp"), "1-step-seconds.lp"),
+        ((*WHAT_IF, "--sweep", "micro-batches=2,4", "--plots"), "sweep.png"),
+        (("show", "plan.json", "--plots"), "memory.png"),
+        (("compare", "--shape", "small", "--plots"), "losses.png"),
+    ],
+)
+def test_what_cannot_be_replaced_in_a_directory_of_outputs_is_found_before_the_work(
+    words: tuple[str, ...], name: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "there" / name).mkdir(parents=True)
+    assert f"there/{name}: cannot be written: it is a directory" in said(words, "there", capsys)
+    (home / "there" / name).rmdir()
+    (home / "there" / name).symlink_to("elsewhere")
+    assert f"there/{name}: is a symbolic link" in said(words, "there", capsys)
 
 
 def test_what_a_command_wrote_it_writes_again(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
