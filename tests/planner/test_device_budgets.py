@@ -121,7 +121,7 @@ def test_more_host_memory_is_never_slower_for_a_batch(rows: int) -> None:
 
 def test_more_host_memory_is_never_slower_than_a_good_enough_batch() -> None:
     """A batch that nobody gave is the smallest that is good enough, so it may be that much slower."""
-    reached = [planned(profile_of(), gib).prediction.tokens_per_second for gib in short_or_full((8, 24, 64), SIZES)]
+    reached = [planned(profile_of(), gib).prediction.tokens_per_second for gib in short_or_full((8, 64), SIZES)]
     assert all(more >= less * ENOUGH for less, more in pairwise(reached))
 
 

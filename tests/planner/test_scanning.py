@@ -25,8 +25,8 @@ GIB = 1 << 30
 def profile() -> Profile:
     """A row alone takes a third longer than sixteen at once."""
     sizes = (1, 4, 16)
-    source = WhatIf("llama-3.2-1b", "rtx-pro-6000", ["samsung-990-pro"], 8 * GIB, sequence_length=512)
-    return estimate(replace(source, micro_batch_sizes=sizes, figures={"gpu.memory": 20.0 * GIB}))
+    source = WhatIf("llama-3.2-1b", "rtx-pro-6000", ["micron-9550-pro*2"], 8 * GIB, sequence_length=512)
+    return estimate(replace(source, micro_batch_sizes=sizes, figures={"gpu.memory": 6.0 * GIB}))
 
 
 def planned(profile: Profile, told: Told = "step", gib: int = 8) -> Plan:
