@@ -18,13 +18,11 @@ from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.documents.run import Run
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.profiler.bench.report import rows_frame
 from ssdplan.rivals.comparison_text import arms_frame
 from tests.commands.test_help import CONTEXTS, params
-from tests.made.decisions import decide
-from tests.made.plans import planned
-from tests.made.profiles import made_machine, made_model, made_profile
+from tests.made.plans import small_plan
+from tests.made.profiles import made_profile
 from tests.plans.read_csv import write_csv
 
 WHAT_IF = ("solve", "--model", "smollm2-135m", "--gpu", "rtx-4090", "--ssd", "samsung-990-pro", "--host-memory", "8GiB",
@@ -141,9 +139,7 @@ def test_every_option_for_an_output_is_here() -> None:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a profile, a plan and a run that has ended."""
     monkeypatch.chdir(tmp_path)
-    model = made_model(blocks=2, hidden=64)
-    decision = decide(model)
-    plan = planned(model, made_machine(), decision, build_schedule(model, decision))
+    plan = small_plan()
     plan.save(Path("plan.json"))
     made_profile(blocks=2, micro_batch_sizes=(1,)).save(Path("profile.json"))
     Path("run").mkdir()

@@ -11,10 +11,8 @@ from ssdplan.commands import show
 from ssdplan.plans.analysis.curves import read_curves
 from ssdplan.plans.documents.run import Run
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.schedule.build import build_schedule
-from tests.made.decisions import decide
-from tests.made.plans import planned
-from tests.made.profiles import made_machine, made_model, made_profile
+from tests.made.plans import small_plan
+from tests.made.profiles import made_model, made_profile
 from tests.plans.read_csv import read_csv
 
 LINES = (
@@ -29,9 +27,7 @@ LINES = (
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a profile, a plan and two runs, one of which has done no step."""
     monkeypatch.chdir(tmp_path)
-    model = made_model(blocks=2, hidden=64)
-    decision = decide(model)
-    plan = planned(model, made_machine(), decision, build_schedule(model, decision))
+    plan = small_plan()
     made_profile(blocks=2, micro_batch_sizes=(1,)).save(tmp_path / "profile.json")
     for run in ("run", "begun"):
         (tmp_path / run).mkdir()

@@ -18,7 +18,7 @@ from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.graph.ops import Schedule
 from ssdplan.plans.schedule.build import build_schedule
 from tests.made.decisions import decide
-from tests.made.profiles import GIB, made_machine, made_volume
+from tests.made.profiles import GIB, made_machine, made_model, made_volume
 
 if TYPE_CHECKING:
     from ssdplan.executor.model.model import StreamedModel
@@ -279,3 +279,10 @@ def _prediction(
         busy=busy or {},
         program_seconds=program_seconds,
     )
+
+
+def small_plan() -> Plan:
+    """Of two blocks, for whoever wants a plan and not what it says."""
+    model = made_model(blocks=2, hidden=64)
+    decision = decide(model)
+    return planned(model, made_machine(), decision, build_schedule(model, decision))

@@ -233,6 +233,12 @@ def test_a_model_is_its_owners_alone_whatever_the_umask(source: Path, tmp_path: 
     assert modes == {0o600} and stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700
 
 
+def test_its_name_may_be_as_long_as_any(source: Path, tmp_path: Path) -> None:
+    tensors = trained(source)
+    export_model(tmp_path / ("m" * 255), source=source, entries=listed(tensors), tensors=tensors)
+    assert [path.name for path in tmp_path.iterdir()] == ["m" * 255]
+
+
 # Nothing half-written
 
 

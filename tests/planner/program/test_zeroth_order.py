@@ -222,6 +222,8 @@ def test_slow_writes_are_made_seldom_and_a_step_is_predicted_on_average() -> Non
     assert plan.prediction.step_seconds == pytest.approx((seconds[0] + (every - 1) * seconds[1]) / every)
     again = request_of(plan)
     assert again.zeroth_order == ZerothOrder() and again.residency == {"parameters": 0.0}
+    busy = simulate(schedule.steady, plan.model, plan.machine, size).busy()
+    assert busy["write"] > 3 * busy["compute"] and plan.prediction.bound_by == "compute", "on average, as the seconds"
 
 
 OF_HOST = {"pending_rate_host": 1e9, "rows_bandwidth": 1e10}

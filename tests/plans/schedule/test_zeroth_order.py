@@ -221,3 +221,14 @@ def test_what_belongs_together_is_refused_apart() -> None:
         ZerothOrder(piece_elements=GRAIN + 1)
     with pytest.raises(ValueError, match="no gradients"):
         Decision.model_validate(good | {"clip_grad_norm": 1.0})
+
+
+def test_no_pace_changes_a_step() -> None:
+    """It has no updates to cut into chunks, so a search tries no paces."""
+    model = made_model(blocks=3, hidden=64)
+    decision = decide(model, micro_batches=2, parameters=0.5, zeroth_order=ZerothOrder(written_every=2))
+    shorter = decision.model_copy(update={"update_chunk_elements": GRAIN, "update_lookahead": 12})
+    made, other = build_schedule(model, decision), build_schedule(model, shorter)
+    assert decision.update_chunk_elements > 4 * GRAIN
+    for graph, same in ((made.steady, other.steady), (made.unwritten, other.unwritten)):
+        assert graph.ops == same.ops
