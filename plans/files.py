@@ -23,8 +23,8 @@ PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 """Permissions of what is made: its owner's alone. States, models and losses are nobody else's business."""
 
 _READ_BYTES = 1 << 20
-_KEPT_LETTERS = 30
-"""Of a name in the name of its partial file, which then fits wherever the name does, and still says whose it is."""
+KEPT_LETTERS = 30
+"""Of a name in the name of what is partly written, which then fits wherever the name does, and says whose it is."""
 
 
 class LinkError(UsageError):
@@ -250,7 +250,7 @@ class Folder:
     def writing(self, name: str, *, durable: bool = False) -> Iterator[BinaryIO]:
         """A file that becomes the entry when the block ends: see the function of this name."""
         self.require_replaceable(name)
-        partial = f".{_entry(name)[:_KEPT_LETTERS]}.{secrets.token_hex(8)}.tmp"
+        partial = f".{_entry(name)[:KEPT_LETTERS]}.{secrets.token_hex(8)}.tmp"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         with self._named(name):
             descriptor = os.open(partial, flags, PRIVATE_FILE, dir_fd=self._descriptor)

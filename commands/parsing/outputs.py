@@ -17,6 +17,10 @@ from ssdplan.plans.room import no_room
 
 from .kinds import Kind
 
+_OF_RUN = r"rank-[0-9]+.*|model-[0-9]+|volume-[0-9]+\.ssdplan|zeroth-order\.log"
+"""What a run's directory may have for itself besides `_is_of_run`. A file that an option names is refused there; a
+directory is not, for `export RUN --to RUN/model-20` may make one."""
+
 
 def require_writable(path: Path | None, option: str, kind: Kind) -> None:
     """Refuse an output of this kind before the work, not after it; None is none. Raises UsageError."""
@@ -81,11 +85,6 @@ def _require_replaceable(path: Path, option: str, kind: Kind) -> None:
         _refuse_of_run(path, option, _OF_RUN)
         if path.is_file() and path.stat().st_size and not kind.is_at(path):
             raise UsageError(f"{path}: exists and is not a {kind.name} of ssdplan; name another file with {option}")
-
-
-_OF_RUN = r"rank-[0-9]+.*|model-[0-9]+|volume-[0-9]+\.ssdplan|zeroth-order\.log"
-"""What else a run's directory may have for itself: no name for a file of another kind. Directories of models may have
-such names there."""
 
 
 def _refuse_of_run(path: Path, option: str, others: str = "") -> None:

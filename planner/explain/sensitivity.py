@@ -162,8 +162,8 @@ class _Own:
         return min((self._hastened(change, changed, way) for way in ways if way), default=None)
 
     def _hastened(self, change: _Change, changed: Fitter, sketch: Sketch) -> float:
-        """A step of `sketch`; where that waits for chunks, also at a pace that may hide more. What little memory such a
-        pace takes more moves next to nothing of a placement, so it stays."""
+        """A step of `sketch`; where that waits for chunks, also at a pace that may hide more. Such a pace may take a
+        little more memory. The placement is taken to stay as it is."""
         decisions = sketch.decision, changed.paces.hastier.of(sketch.decision)
         ways = (step_seconds(change.model, change.machine, each, changed.builder.schedule) for each in decisions)
         seconds = next(ways)

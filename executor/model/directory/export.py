@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
-from ssdplan.plans.files import PRIVATE_FOLDER, create_new, make_folder, open_regular
+from ssdplan.plans.files import KEPT_LETTERS, PRIVATE_FOLDER, create_new, make_folder, open_regular
 from ssdplan.plans.room import no_room
 
 from ...data.reading.model_config import read_config
@@ -187,7 +187,7 @@ def _new_directory(destination: Path, nbytes: int) -> Iterator[Path]:
     with _write_errors(destination.parent):
         make_folder(destination.parent)
         _require_space(destination.parent, nbytes)
-        partial = destination.parent / f".{destination.name[:30]}.partial-{secrets.token_hex(6)}"
+        partial = destination.parent / f".{destination.name[:KEPT_LETTERS]}.partial-{secrets.token_hex(6)}"
         partial.mkdir(mode=PRIVATE_FOLDER)
     try:
         yield partial
