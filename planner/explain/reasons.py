@@ -144,7 +144,9 @@ def _bound(plan: Plan, evidence: Evidence) -> str:
     next_one = f"; next comes {second} with {less / step:.0%}" if less else ", and nothing else has any work"
     text = f"{which} is bound by {first}, busy for {most / step:.0%} of it{next_one}."
     if zeroth_order and first != plan.prediction.bound_by:
-        text += f" Over {zeroth_order.written_every} steps, of which one writes, it is {plan.prediction.bound_by}."
+        text += (
+            f" One step in {zeroth_order.written_every} writes; over all, {plan.prediction.bound_by} is busy longest."
+        )
     spent = {resource: sum(seconds.values()) / step for resource, seconds in plan.prediction.critical_path.items()}
     words = WORDS | (ON_HOST_ALONE if plan.decision.unified_memory else {})
     chain = [f"{share:.0%} {words.get(name, name)}" for name, share in _largest(spent)]

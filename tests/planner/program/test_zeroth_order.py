@@ -224,6 +224,8 @@ def test_slow_writes_are_made_seldom_and_a_step_is_predicted_on_average() -> Non
     assert again.zeroth_order == ZerothOrder() and again.residency == {"parameters": 0.0}
     busy = simulate(schedule.steady, plan.model, plan.machine, size).busy()
     assert busy["write"] > 3 * busy["compute"] and plan.prediction.bound_by == "compute", "on average, as the seconds"
+    (bound,) = (reason.text for reason in plan.reasons if reason.topic == "bound")
+    assert "is bound by ssd" in bound and f"One step in {every} writes; over all, compute is busy longest." in bound
 
 
 OF_HOST = {"pending_rate_host": 1e9, "rows_bandwidth": 1e10}
