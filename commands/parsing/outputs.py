@@ -17,9 +17,9 @@ from ssdplan.plans.room import no_room
 
 from .kinds import Kind
 
-_OF_RUN = r"rank-[0-9]+.*|model-[0-9]+|volume-[0-9]+\.ssdplan|zeroth-order\.log"
-"""What a run's directory may have for itself besides `_is_of_run`. A file that an option names is refused there; a
-directory is not, for `export RUN --to RUN/model-20` may make one."""
+_MODELS = r"model-[0-9]+"
+"""Models of a run's earlier ends: no place for a file that an option names, but `export RUN --to RUN/model-20` may make
+one."""
 
 
 def require_writable(path: Path | None, option: str, kind: Kind) -> None:
@@ -82,7 +82,7 @@ def require_names(folder: Path, names: Iterable[str], output: Path, option: str)
 def _require_replaceable(path: Path, option: str, kind: Kind) -> None:
     with _told(path, option):
         require_replaceable(path)
-        _refuse_of_run(path, option, _OF_RUN)
+        _refuse_of_run(path, option, _MODELS)
         if path.is_file() and path.stat().st_size and not kind.is_at(path):
             raise UsageError(f"{path}: exists and is not a {kind.name} of ssdplan; name another file with {option}")
 
@@ -108,7 +108,8 @@ def _is_of_run(name: str) -> bool:
     from ssdplan.plans.documents.run import MODEL, PLAN, RUN
 
     own = {RUN, PLAN, CONFIGURATION, METRICS, REPORT, TRACE, MODEL, PROFILE, TRAIN}
-    return name in own or re.fullmatch(r"plan(-[0-9]+|\.next)\.json", name) is not None
+    numbered = r"plan(-[0-9]+|\.next)\.json|rank-[0-9]+.*|volume-[0-9]+\.ssdplan|zeroth-order\.log"
+    return name in own or re.fullmatch(numbered, name) is not None
 
 
 def _require_folder(folder: Path, output: Path, option: str) -> None:

@@ -209,9 +209,12 @@ def test_what_a_run_has_for_itself_is_not_replaced(
     assert contents(home) == before
 
 
-def test_a_directory_of_outputs_is_not_in_the_model_of_a_run(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_of_outputs_is_none_that_a_run_has_for_itself(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for words in DIRECTORIES:
-        assert "run/model: belongs to the run" in said(words, "run/model", capsys)
+        for name in ("model", "rank-1", "zeroth-order.log", "volume-0.ssdplan"):
+            assert f"run/{name}: belongs to the run" in said(words, f"run/{name}", capsys)
 
 
 @pytest.mark.parametrize(
